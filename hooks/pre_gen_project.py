@@ -1,0 +1,92 @@
+"""Refuse answers that cannot become a working project, in one sentence that names the fix.
+
+Cookiecutter renders this file, runs it in the empty project folder and, when it exits with 1, removes that folder.
+"""
+
+import json
+import keyword
+import re
+import sys
+
+# JSON inside a JSON string: whatever the answers hold, this stays a plain Python string literal.
+ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
+
+MAX_LENGTH = 40
+
+
+def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
+    """Say why the combination is not in the support table and which valid one is nearest, or return None."""
+    row = support[backend]
+    if hardware not in row["hardware"]:
+        refusal = row["refused"][hardware]
+    elif launcher not in row["launchers"]:
+        refusal = row["refused"][launcher]
+    else:
+        return None
+    nearest = {"hardware": hardware, "backend": backend, "launcher": launcher} | refusal["choose"]
+    launchers = support[nearest["backend"]]["launchers"]
+    if nearest["launcher"] not in launchers:
+        nearest["launcher"] = launchers[0]
+    return (
+        f"{refusal['why']}, so hardware={hardware} backend={backend} launcher={launcher} cannot work: choose "
+        + " ".join(f"{key}={value}" for key, value in nearest.items())
+    )
+
+
+def refused_text(key: str, text: str) -> str | None:
+    """Say why a free text (a name, a description) would break a file, or return None."""
+    if key != "description" and not text.strip():
+        return f"{key} is empty: give it a text"
+    if not text.isprintable():
+        return f"{key} {text!a} holds a line break or a control character: write it on one line of plain text"
+    # Built from halves, because this file itself goes through the template engine.
+    brackets = ["{" + mark for mark in "%#{"] + [mark + "}" for mark in "}%#"]
+    if any(bracket in text for bracket in brackets):
+        return f"{key} {text!a} holds template brackets: leave out double braces and braces with % or #"
+    return None
+
+
+def refused_slug(slug: str, folder: str, reserved: set[str]) -> str | None:
+    """Say why ``project_slug`` cannot name a folder and a distribution, or return None."""
+    if slug != folder or not re.fullmatch(r"[A-Za-z0-9]+([-_][A-Za-z0-9]+)*", slug):
+        return (
+            f"project_slug {slug!a} cannot name a folder and a distribution: use 1 to {MAX_LENGTH} letters and digits "
+            "in words joined by single dashes, for example project_slug=my-project"
+        )
+    if slug.lower().replace("-", "_") in reserved:
+        return f"project_slug {slug!a} is taken by another package or command: choose project_slug={slug}-project"
+    return None
+
+
+def refused_package(name: str, reserved: set[str]) -> str | None:
+    """Say why ``package_name`` cannot be imported or would shadow another module, or return None."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > MAX_LENGTH:
+        return (
+            f"package_name {name!a} cannot be imported: use a lower-case letter, then up to {MAX_LENGTH - 1} letters, "
+            "digits and underscores, for example package_name=my_project"
+        )
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        return f"package_name {name!a} is a word of the Python language: choose package_name={name}_project"
+    if name in reserved or name in sys.stdlib_module_names:
+        return f"package_name {name!a} would shadow another module: choose package_name={name}_project"
+    return None
+
+
+def refusal(answers: dict) -> str | None:
+    """Return the first reason to refuse ``answers``, one sentence, or None."""
+    reserved = set(answers["_reserved_names"])
+    return (
+        refused_text("project_name", answers["project_name"])
+        or refused_text("description", answers["description"])
+        or refused_text("author_name", answers["author_name"])
+        or refused_slug(answers["project_slug"], answers["__folder"], reserved)
+        or refused_package(answers["package_name"], reserved)
+        or refused_combination(
+            answers["_support"], answers["hardware"], answers["__backend"], answers["__launcher"]
+        )
+    )
+
+
+if __name__ == "__main__":
+    if sentence := refusal(ANSWERS):
+        sys.exit(f"ddl-template: {sentence}.")

@@ -1,0 +1,166 @@
+"""What the tests know of the template: its questions, its targets, and how a baked project is read."""
+
+import ast
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tomli
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTEXT: dict[str, Any] = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
+QUESTIONS = {key: value for key, value in CONTEXT.items() if not key.startswith("_")}
+SUPPORT: dict[str, Any] = CONTEXT["_support"]
+
+TIME_LIMIT_S = 60
+
+
+class Target(NamedTuple):
+    hardware: str
+    backend: str
+    launcher: str
+
+    def __str__(self) -> str:
+        return "-".join(self)
+
+
+def _choices(question: str) -> list[str]:
+    return [choice for choice in QUESTIONS[question] if choice != "auto"]
+
+
+COMBINATIONS = [
+    Target(*combination)
+    for combination in itertools.product(_choices("hardware"), _choices("backend"), _choices("launcher"))
+]
+TARGETS = [
+    Target(hardware, backend, launcher)
+    for backend, row in SUPPORT.items()
+    for hardware in row["hardware"]
+    for launcher in row["launchers"]
+]
+
+# Every file that an answer can add is there, or none is.
+FULL: dict[str, Any] = {
+    "tracker": "tensorboard",
+    "use_docker": True,
+    "use_github_actions": True,
+    "use_notebook": True,
+}
+BARE: dict[str, Any] = {
+    "license": "none",
+    "use_docker": False,
+    "use_github_actions": False,
+    "use_notebook": False,
+}
+
+
+def pairwise(choices: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield few combinations of ``choices`` that hold every pair of answers; greedy, so not the fewest."""
+    rows = [dict(zip(choices, row, strict=True)) for row in itertools.product(*choices.values())]
+    pairs = {id(row): set(itertools.combinations(row.items(), 2)) for row in rows}
+    missing = set().union(*pairs.values())
+    while missing:
+        best = max(rows, key=lambda row: len(pairs[id(row)] & missing))
+        missing -= pairs[id(best)]
+        yield best
+
+
+@dataclass(frozen=True)
+class BakedProject:
+    """A project on disk. Tests share it, so none may write into it."""
+
+    path: Path
+    answers: dict[str, Any]
+
+    @property
+    def target(self) -> Target:
+        return Target(self.answers["hardware"], self.answers["__backend"], self.answers["__launcher"])
+
+    @property
+    def package(self) -> str:
+        return str(self.answers["package_name"])
+
+    def __str__(self) -> str:
+        answers = {key: self.answers[key] for key in QUESTIONS if self.answers[key] != QUESTIONS[key]}
+        return f"{self.target} {answers}"
+
+    def files(self) -> list[str]:
+        found = (path for path in self.path.rglob("*") if not path.is_dir() or path.is_symlink())
+        return sorted(path.relative_to(self.path).as_posix() for path in found)
+
+    def read(self, name: str) -> str:
+        # newline="": a carriage return is a fault, not a line end.
+        with (self.path / name).open(encoding="utf-8", newline="") as file:
+            return file.read()
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, bool]]:
+    """Content and executable bit of every file under ``folder``, git's own aside."""
+    return {
+        path.relative_to(folder).as_posix(): (path.read_bytes(), os.access(path, os.X_OK))
+        for path in folder.rglob("*")
+        if path.is_file() and ".git" not in path.relative_to(folder).parts
+    }
+
+
+def run(*command: str | Path, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end within the time limit; the exit code is for the caller to judge."""
+    return subprocess.run(
+        command, check=False, cwd=cwd, input=stdin, capture_output=True, text=True, timeout=TIME_LIMIT_S
+    )
+
+
+def missing_facility(what: str, command: str) -> None:
+    """Skip, saying how to get what is missing; where CI is set nothing may be missing, so fail."""
+    sentence = f"{what} is missing: {command}"
+    if os.environ.get("CI"):
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+def tool(name: str, command: str = f"{sys.executable} -m pip install -r tests/requirements-fast.txt") -> str:
+    """Path of a command, looked up beside this Python first, because the environment may not be activated."""
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if path is None:
+        missing_facility(name, command)
+    assert path is not None
+    return path
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML that says a key twice is a mistake; PyYAML itself takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key is given twice: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def assert_files_parse(project: BakedProject) -> None:
+    """Read every file with the parser of its language."""
+    for name in project.files():
+        text = project.read(name)
+        if name.endswith(".py"):
+            ast.parse(text)
+        elif name.endswith((".yaml", ".yml")):
+            assert list(yaml.load_all(text, _StrictLoader)) != [None], f"{name} says nothing"
+        elif name.endswith(".ipynb"):
+            for cell in json.loads(text)["cells"]:
+                if cell["cell_type"] == "code":
+                    ast.parse("".join(cell["source"]))
+        elif name.endswith(".json"):
+            json.loads(text)
+        elif name.endswith(".toml"):
+            tomli.loads(text)
+        elif name.endswith((".sh", ".sbatch")):
+            done = run(tool("bash"), "-n", project.path / name, cwd=project.path)
+            assert done.returncode == 0, done.stderr

@@ -1,0 +1,131 @@
+"""Fixtures: bake a project in this process, have one refused, or act as a user with a shell of their own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from baking import BARE, FULL, QUESTIONS, ROOT, TARGETS, BakedProject, Target, pairwise, run
+from cookiecutter.exceptions import FailedHookException  # type: ignore[import-untyped]
+from hypothesis import settings
+
+# A bake has no steady duration, and a fuzz test keeps its failures in its message, not in a folder.
+settings.register_profile("bakes", deadline=None, database=None)
+settings.load_profile("bakes")
+
+
+class Bake(Protocol):
+    def __call__(self, **answers: str | bool) -> BakedProject: ...
+
+
+def known(answers: dict[str, Any]) -> dict[str, Any]:
+    """Cookiecutter ignores an unknown key without a word, and the test would then test the default."""
+    unknown = answers.keys() - QUESTIONS.keys()
+    assert not unknown, f"{sorted(unknown)} are not questions of cookiecutter.json"
+    return answers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing of the machine's user reaches a bake, and no bake writes into that user's home."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in list(os.environ):
+        if name.startswith(("COOKIECUTTER_", "GIT_", "RUFF_", "XDG_", "ZIZMOR_")):
+            del os.environ[name]
+    os.environ |= {"HOME": str(folder), "USERPROFILE": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
+    (folder / ".gitconfig").write_text("[user]\nname = A User\nemail = user@example.org\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bake(cookies_session: Any) -> Bake:
+    """Bake with some answers, once per test session for the same answers."""
+    baked: dict[str, BakedProject] = {}
+
+    def bake(**answers: str | bool) -> BakedProject:
+        key = repr(sorted(known(answers).items()))
+        if key not in baked:
+            # Not repr(result): it touches a deprecated attribute.
+            result = cookies_session.bake(extra_context=answers, template=str(ROOT))
+            assert result.exit_code == 0, f"{answers}: {result.exception!r}"
+            baked[key] = BakedProject(result.project_path, dict(result.context))
+        return baked[key]
+
+    return bake
+
+
+@pytest.fixture(scope="session")
+def full(bake: Bake) -> dict[Target, BakedProject]:
+    """Every target with every file that an answer can add."""
+    return {target: bake(**target._asdict(), **FULL) for target in TARGETS}
+
+
+@pytest.fixture(scope="session")
+def projects(bake: Bake, full: dict[Target, BakedProject]) -> list[BakedProject]:
+    """Every target with all files and with the fewest, and every pair of answers to the other questions."""
+    bare = [bake(**target._asdict(), **BARE) for target in TARGETS]
+    others: dict[str, list[Any]] = {name: QUESTIONS[name] for name in ("task", "tracker", "license")}
+    others |= {name: [True, False] for name in ("use_docker", "use_github_actions", "use_notebook")}
+    mixed = [
+        # Any target will do; 5 and the number of targets share no factor, so each row gets another one.
+        bake(**TARGETS[5 * number % len(TARGETS)]._asdict(), **answers)
+        for number, answers in enumerate(pairwise(others))
+    ]
+    return [*full.values(), *bare, *mixed]
+
+
+@pytest.fixture
+def refuse(
+    cookies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Bake with answers that must be refused with exit 1 and without a trace; return the sentence."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(**answers: str | bool) -> str:
+        capfd.readouterr()
+        result = cookies.bake(extra_context=known(answers), template=str(ROOT))
+        assert isinstance(result.exception, FailedHookException), f"{answers} were not refused"
+        assert "exit status: 1" in str(result.exception)
+        left = [path for path in tmp_path.rglob("*") if not path.name.startswith(("cookies", "bake"))]
+        assert not left
+        return the_sentence(capfd.readouterr().err)
+
+    return refuse
+
+
+def the_sentence(errors: str) -> str:
+    """What the hook said, which is one sentence and nothing else."""
+    assert errors.startswith("ddl-template: ") and errors.endswith(".\n") and errors.count("\n") == 1, errors
+    return errors.removeprefix("ddl-template: ").removesuffix(".\n")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``python -m …`` as a user would, in an empty folder and with a home of their own."""
+    assert os.environ["HOME"] == str(home)
+
+    def shell(
+        *arguments: str | Path, cwd: Path = tmp_path, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        return run(sys.executable, "-m", *arguments, cwd=cwd, stdin=stdin)
+
+    return shell
+
+
+@pytest.fixture(scope="session")
+def template_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The template as a git repository would hand it out: what is ignored by git is not in it."""
+    repository = tmp_path_factory.mktemp("repository") / "ddl-template.git"
+    repository.mkdir()
+    for path in [ROOT / ".gitignore", ROOT / "cookiecutter.json"]:
+        shutil.copy(path, repository)
+    for path in [ROOT / "hooks", *ROOT.glob("{{*}}")]:
+        shutil.copytree(path, repository / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "The template"]):
+        done = run("git", *command, cwd=repository)
+        assert done.returncode == 0, done.stderr
+    return repository

@@ -1,0 +1,21 @@
+"""What keeps this project in order: ``nox`` runs the formatter, the linter, the type checker and the tests."""
+
+import nox
+
+nox.options.default_venv_backend = "uv|virtualenv"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check format, style, types."""
+    session.install("-e", ".[dev]")
+    session.run("ruff", "format", "--check")
+    session.run("ruff", "check")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments after -- go to pytest."""
+    session.install("-e", ".[dev]")
+    session.run("pytest", *session.posargs)

@@ -1,0 +1,164 @@
+#!/usr/bin/env bash
+{%- set launcher = cookiecutter.__launcher %}
+{%- set package = cookiecutter.package_name %}
+{%- if launcher == "torchrun" %}
+# Train with torchrun:  scripts/train.sh [--dry-run] [--section.field value ...]
+#
+# NPROC_PER_NODE  processes on this node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
+# NNODES          nodes; run the same command on each of them (default: 1)
+# MASTER_ADDR, MASTER_PORT   where the nodes meet: a host name of one node, and a port that is free there
+{%- elif launcher == "spawn" and cookiecutter.hardware == "tpu" %}
+# Train on the TPU chips of this machine:  scripts/train.sh [--dry-run] [--section.field value ...]
+#
+# PJRT_DEVICE     TPU (default), or CPU for a trial without one
+{%- elif launcher == "spawn" %}
+# Train in processes of this machine:  scripts/train.sh [--dry-run] [--section.field value ...]
+#
+# NPROC_PER_NODE  number of processes (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
+{%- elif launcher == "slurm" %}
+# Submit a training to Slurm:  scripts/train.sh [--dry-run] [--section.field value ...]
+#
+# NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}1, each with its GPU{% else %}2{% endif %})
+# NNODES          nodes (default: 1)
+{%- elif launcher == "mpirun" %}
+# Train with mpirun:  scripts/train.sh [--dry-run] [--section.field value ...]
+#
+# NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
+# NNODES          nodes (default: 1); for more than one, HOSTFILE names a file of hosts
+{%- if cookiecutter.__backend != "mpi" and cookiecutter.__backend != "horovod" %}
+# MASTER_ADDR, MASTER_PORT   where the processes meet (default: 127.0.0.1, 29500)
+{%- endif %}
+{%- elif launcher == "horovodrun" %}
+# Train with horovodrun:  scripts/train.sh [--dry-run] [--section.field value ...]
+#
+# NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
+# NNODES          nodes (default: 1); for more than one, HOSTS names them, for example HOSTS=a:2,b:2
+{%- elif launcher == "kubernetes" %}
+# Train on Kubernetes:  scripts/train.sh [--dry-run]
+#
+# The size of the job, its image and the options of the training stand in scripts/trainjob.yaml. A cluster without
+# Kubeflow Trainer takes scripts/job.yaml:  MANIFEST=scripts/job.yaml scripts/train.sh
+{%- endif %}
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+dry_run=false
+{%- if launcher != "kubernetes" %}
+settings=()
+{%- endif %}
+for argument in "$@"; do
+  if [[ $argument == --dry-run ]]; then
+    dry_run=true
+  else
+{%- if launcher == "kubernetes" %}
+    echo "error: $argument: the options of the training stand in scripts/trainjob.yaml" >&2
+    exit 2
+{%- else %}
+    settings+=("$argument")
+{%- endif %}
+  fi
+done
+{%- if launcher in ("torchrun", "spawn", "mpirun", "horovodrun") and cookiecutter.hardware == "gpu" %}
+
+visible_gpus() {
+  if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+    awk -F, '{print NF}' <<<"$CUDA_VISIBLE_DEVICES"
+  else
+    { nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l
+  fi
+}
+{%- endif %}
+{%- if launcher != "kubernetes" and cookiecutter.hardware != "tpu" %}
+{% if launcher in ("torchrun", "spawn", "mpirun", "horovodrun") and cookiecutter.hardware == "gpu" %}
+nproc_per_node=${NPROC_PER_NODE:-$(visible_gpus)}
+nproc_per_node=$((nproc_per_node > 0 ? nproc_per_node : 1))
+{%- elif launcher == "slurm" and cookiecutter.hardware == "gpu" %}
+nproc_per_node=${NPROC_PER_NODE:-1}
+{%- else %}
+nproc_per_node=${NPROC_PER_NODE:-2}
+{%- endif %}
+settings=(--distributed.nproc_per_node "$nproc_per_node" "${settings[@]}")
+{%- endif %}
+{%- if launcher in ("torchrun", "slurm", "mpirun", "horovodrun") %}
+export NNODES=${NNODES:-1}
+{%- endif %}
+{% if launcher == "torchrun" %}
+if [[ $NNODES == 1 && -z ${MASTER_PORT:-} ]]; then
+  rendezvous=(--standalone)
+else
+  rendezvous=(
+    --nnodes="$NNODES"
+    --rdzv-backend=c10d
+    --rdzv-endpoint="${MASTER_ADDR:-localhost}:${MASTER_PORT:-29500}"
+    --rdzv-id="${RDZV_ID:-{{ cookiecutter.project_slug }}}"
+  )
+fi
+# One thread for each process: as many as cores in each of them would make all of them wait.
+command=(
+  env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+  torchrun "${rendezvous[@]}" --nproc-per-node="$nproc_per_node"
+  -m {{ package }} train "${settings[@]}"
+)
+{%- elif launcher == "spawn" and cookiecutter.hardware == "tpu" %}
+command=(env PJRT_DEVICE="${PJRT_DEVICE:-TPU}" python3 -m {{ package }} train "${settings[@]}")
+{%- elif launcher == "spawn" %}
+# One thread for each process: as many as cores in each of them would make all of them wait.
+command=(env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python3 -m {{ package }} train "${settings[@]}")
+{%- elif launcher == "slurm" %}
+command=(
+  sbatch --nodes="$NNODES" --ntasks-per-node="$nproc_per_node"
+{%- if cookiecutter.hardware == "gpu" %} --gpus-per-node="$nproc_per_node"
+{%- endif %}
+  scripts/train.sbatch "${settings[@]}"
+)
+{%- elif launcher == "mpirun" %}
+options=(-n "$((nproc_per_node * NNODES))")
+if [[ $NNODES != 1 ]]; then
+  options+=(--hostfile "${HOSTFILE:?names the hosts, one a line}")
+fi
+# Open MPI refuses root and more processes than cores unless it is told; MPICH knows no such thing.
+if mpirun --version 2>/dev/null | grep -q "Open MPI\|Open RTE\|PRTE"; then
+  options+=(-x OMP_NUM_THREADS{% if cookiecutter.__backend not in ("mpi", "horovod") %} -x MASTER_ADDR -x MASTER_PORT{% endif %})
+  if [[ $(id -u) == 0 ]]; then
+    options+=(--allow-run-as-root)
+  fi
+  if ((nproc_per_node > $(nproc))); then
+    options+=(--oversubscribe)
+  fi
+fi
+# One thread for each process: as many as cores in each of them would make all of them wait.
+command=(
+  env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+{%- if cookiecutter.__backend not in ("mpi", "horovod") %} MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}" MASTER_PORT="${MASTER_PORT:-29500}"
+{%- endif %}
+  mpirun "${options[@]}" python3 -m {{ package }} train "${settings[@]}"
+)
+{%- elif launcher == "horovodrun" %}
+options=(-np "$((nproc_per_node * NNODES))" --gloo)
+if [[ $NNODES != 1 ]]; then
+  options+=(-H "${HOSTS:?names the hosts, for example a:2,b:2}")
+fi
+# One thread for each process: as many as cores in each of them would make all of them wait.
+command=(
+  env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+  horovodrun "${options[@]}" python3 -m {{ package }} train "${settings[@]}"
+)
+{%- elif launcher == "kubernetes" %}
+command=(kubectl apply -f "${MANIFEST:-scripts/trainjob.yaml}")
+{%- endif %}
+
+if $dry_run; then
+  printf '%q ' "${command[@]}"
+  echo
+  exit
+fi
+{%- if launcher in ("torchrun", "mpirun", "horovodrun") %}
+# What cannot work is said here, in one sentence, before any process of the training starts.
+python3 -m {{ package }} doctor --quiet "${settings[@]}"
+{%- endif %}
+{%- if launcher == "slurm" %}
+"${command[@]}"
+echo "follow it:  squeue --me  and  tail -F slurm-JOBID.out"
+{%- else %}
+exec "${command[@]}"
+{%- endif %}

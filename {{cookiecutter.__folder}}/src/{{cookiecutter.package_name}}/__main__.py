@@ -1,0 +1,86 @@
+"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | doctor | shards``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from .config import Refused, add_settings, parse
+
+COMMANDS = {
+    "train": "Train in this process, or in those that the launcher starts; scripts/train.sh calls it.",
+    "evaluate": "Measure a checkpoint on the validation set.",
+    "doctor": "Is this machine ready? One line for each check, and the fix for the first one that fails.",
+    "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
+}
+USAGE = "usage: python -m {{ cookiecutter.package_name }} COMMAND [--help]\n\ncommands:\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return the exit code: 0 done, 1 failed, 2 bad usage, 85 stopped after a checkpoint."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE + "".join(f"  {name:9} {text}\n" for name, text in COMMANDS.items()), end="")
+        return 0 if arguments else 2
+    try:
+        return run_command(arguments[0], arguments[1:])
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return refused.exit_code
+
+
+def run_command(command: str, arguments: list[str]) -> int:
+    """Read the options of ``command`` and run it.
+
+    Raises:
+        Refused: for an unknown command or setting, a bad value, or a machine that is not ready.
+    """
+    if command not in COMMANDS:
+        raise Refused(f"there is no command {command}: the valid ones are {', '.join(COMMANDS)}")
+    parser = ArgumentParser(
+        prog=f"python -m {{ cookiecutter.package_name }} {command}", description=COMMANDS[command], exit_on_error=False
+    )
+    add_settings(parser)
+    if command == "evaluate":
+        parser.add_argument("--checkpoint", type=str, required=True, help="file in the checkpoints folder of a run")
+        arguments = with_settings_of_the_run(arguments)
+    elif command == "doctor":
+        parser.add_argument("--quiet", action="store_true", help="say only what is wrong, in one sentence")
+    elif command == "shards":
+        parser.add_argument("--world-size", type=int, default=2, help="number of processes")
+    config, options = parse(parser, arguments)
+
+    # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from . import distributed, doctor, shards, training
+
+    config = distributed.resolve(config)
+    if command == "train":
+        if not distributed.launched():
+            doctor.preflight(config)
+        return distributed.run(training.training, config)
+    if command == "evaluate":
+        return distributed.run(training.evaluation, config, options["checkpoint"])
+    if command == "shards":
+        return shards.shards(config, int(str(options["world_size"])))
+    if options["quiet"]:
+        doctor.preflight(config)
+        return 0
+    return doctor.doctor(config)
+
+
+def with_settings_of_the_run(arguments: list[str]) -> list[str]:
+    """Read the settings that the checkpoint was trained with first, so that the options given here can change them."""
+    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if option.startswith("--checkpoint"):
+            file = Path(option.partition("=")[2] or value).absolute().parent.parent / "config.yaml"
+            if file.exists() and not any(argument.startswith("--config") for argument in arguments):
+                return ["--config", str(file), "--distributed.nproc_per_node", "null", *arguments]
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Every setting of a training, its default, unit and meaning, once; and the command line that reads them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+DEFAULT_CONFIG = Path("configs/default.yaml")
+
+
+class Refused(Exception):
+    """What was asked for cannot work; the message is one sentence that names the fix.
+
+    ``exit_code`` is 2 for bad usage or configuration, 1 for a machine that is not ready.
+    """
+
+    def __init__(self, sentence: str, exit_code: int = 2) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the samples come from."""
+
+    dataset: Literal["digits", "cifar10", "folder", "synthetic"] = "digits"
+    """digits comes with scikit-learn; cifar10 is downloaded; folder holds train/CLASS/* and val/CLASS/* images;
+    synthetic is random, for benchmarks"""
+    root: str = "data"
+    """folder of the images, or where downloads are kept"""
+    batch_size: int = 64
+    """samples of one step, over all processes together"""
+    num_workers: int = 0
+    """loader processes beside each training process; 0 loads in the training process itself"""
+    image_size: int = 32
+    """pixels along one side, for folder and synthetic"""
+    synthetic_size: int = 8192
+    """training samples of synthetic"""
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, data__batch_size=self.batch_size, data__image_size=self.image_size)
+        _require_at_least(1, data__synthetic_size=self.synthetic_size)
+        _require_at_least(0, data__num_workers=self.num_workers)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is trained."""
+
+    width: int = 32
+    """channels of the first convolution; the later ones have twice as many"""
+
+    def __post_init__(self) -> None:
+        if self.width < 8 or self.width % 8:
+            raise ValueError(f"model.width must be a multiple of 8, not {self.width}")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How the weights are updated."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """sgd uses Nesterov momentum 0.9"""
+    lr: float = 0.003
+    """peak learning rate, before lr_scaling"""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """multiply lr by 1, by the world size, or by its square root; none, because batch_size counts all processes"""
+    weight_decay: float = 0.01
+    """decoupled for adamw, L2 penalty for sgd"""
+    warmup_epochs: float = 1.0
+    """epochs of linear warm-up, before the cosine decay to zero"""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise ValueError(f"optim.lr must be positive, not {self.lr}")
+        _require_at_least(0, optim__weight_decay=self.weight_decay, optim__warmup_epochs=self.warmup_epochs)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long to train, from where, and what to keep."""
+
+    epochs: int = 15
+    """passes over the training set"""
+    max_iterations: int | None = None
+    """stop after this many steps, whatever the epochs say"""
+    seed: int = 0
+    """of the first weights and of the order of the samples"""
+    run_dir: str = "runs/default"
+    """folder of the log, the metrics, the curves and the checkpoints"""
+    resume: str = "auto"
+    """auto goes on from the newest checkpoint of run_dir, if there is one; none wants an empty run_dir; or a path"""
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    """automatic mixed precision"""
+    compile: bool = False
+    """compile the model with torch.compile"""
+    log_every: int = 10
+    """steps between two looks at the loss and at stop signals; each look waits for the device"""
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, train__epochs=self.epochs, train__log_every=self.log_every)
+        if self.max_iterations is not None:
+            _require_at_least(1, train__max_iterations=self.max_iterations)
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Which processes train together; auto is what this project was made for."""
+
+    backend: Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"] = "auto"
+    """what carries tensors between the processes"""
+    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    """where each process computes; cpu tries a GPU project on a machine without GPUs"""
+    nproc_per_node: int | None = None
+    """processes on each node; null takes what the launcher started"""
+    timeout_s: float = 600.0
+    """seconds after which a process that waits for the others gives up"""
+
+    def __post_init__(self) -> None:
+        if self.nproc_per_node is not None:
+            _require_at_least(1, distributed__nproc_per_node=self.nproc_per_node)
+        if self.timeout_s <= 0:
+            raise ValueError(f"distributed.timeout_s must be positive, not {self.timeout_s}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+SECTIONS = {
+    "data": DataConfig,
+    "model": ModelConfig,
+    "optim": OptimConfig,
+    "train": TrainConfig,
+    "distributed": DistributedConfig,
+}
+
+
+def add_settings(parser: ArgumentParser) -> None:
+    """Give ``parser`` the option --config and one option --section.field for every setting."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser.add_argument("--config", action="config", help=f"YAML file of settings (default: {DEFAULT_CONFIG})")
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+
+
+def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
+    """Read ``arguments``: a file given by --config, else configs/default.yaml if it exists, then the options.
+
+    Returns the settings and the values of the parser's other options.
+
+    Raises:
+        Refused: for an unknown key or a bad value, with the valid ones.
+    """
+    if DEFAULT_CONFIG.exists() and not any(re.match(r"--config(=|$)", argument) for argument in arguments):
+        arguments = ["--config", str(DEFAULT_CONFIG), *arguments]
+    try:
+        namespace = parser.parse_args(arguments)
+        values = parser.instantiate(namespace).as_dict()
+    except (ArgumentError, ValueError) as error:
+        raise Refused(_sentence(str(error))) from None
+    config = Config(**{name: values.pop(name) for name in SECTIONS})
+    return config, values
+
+
+def to_dict(config: Config) -> dict[str, dict[str, object]]:
+    """Return the settings as plain values, by section and field."""
+    return asdict(config)
+
+
+def changed_settings(old: dict[str, dict[str, object]], new: Config) -> list[str]:
+    """List the settings of ``new`` that differ from ``old`` as ``section.field old -> new``."""
+    return [
+        f"{section}.{name} {old.get(section, {}).get(name)} -> {value}"
+        for section, values in to_dict(new).items()
+        for name, value in values.items()
+        if old.get(section, {}).get(name) != value
+    ]
+
+
+def _require_at_least(least: int, **values: float) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name.replace('__', '.')} must be at least {least}, not {value}")
+
+
+def _sentence(message: str) -> str:
+    """Turn a parser's message into one sentence that names the valid settings or values."""
+    if match := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.-]+)", message):
+        key = match[1]
+        section = key.partition(".")[0]
+        settings = [f"{name}.{item.name}" for name, cls in SECTIONS.items() for item in fields(cls)]
+        near = difflib.get_close_matches(key, settings, n=1)
+        valid = [name for name in settings if name.startswith(f"{section}.")] or list(SECTIONS)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"there is no setting {key}: {hint}the valid ones are {', '.join(valid)}"
+    message = re.sub(r'^Parser key "([\w.]+)":\s*', r"\1: ", message.strip())
+    message = message.replace("typing.Literal", "one of ").replace("Expected a ", "expected ")
+    message = re.sub(r"<class '(\w+)'>", r"\1", message)
+    return re.sub(r"\s*\n\s*", " ", message).replace(". Got value: ", ", not ")

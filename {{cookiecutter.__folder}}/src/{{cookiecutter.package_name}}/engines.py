@@ -1,0 +1,104 @@
+"""What one step of training and one step of evaluation do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ignite.distributed as idist
+import torch
+from ignite.engine import Engine, Events
+from ignite.metrics import Accuracy, Loss
+from torch import Tensor, nn
+
+from . import distributed
+from .config import Config
+from .data import Batch
+from .model import loss_function
+
+AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def create_trainer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config
+) -> Engine:
+    """Return the engine whose step updates the weights once and outputs the batch's mean loss, still on the device.
+
+    Nothing here waits for the device: the loss is summed there, in ``LossMeter``, until it is looked at.
+    """
+    device = idist.device()
+    dtype = AUTOCAST_TYPES[config.train.amp]
+
+    def step(engine: Engine, batch: Batch) -> Tensor:
+        images = batch[0].to(device, non_blocking=True)
+        labels = batch[1].to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            loss = loss_function(model(images), labels)
+        scaler.scale(loss).backward()
+        distributed.optimizer_step(optimizer, scaler)
+        return loss.detach()
+
+    trainer = Engine(step)
+    trainer.add_event_handler(Events.EPOCH_STARTED, lambda: model.train())
+    return trainer
+
+
+def create_evaluator(model: nn.Module, config: Config) -> Engine:
+    """Return the engine that measures ``loss`` and ``accuracy`` over a whole data set.
+
+    ``model`` must not be wrapped: the ranks may hold different numbers of batches, and a wrapped model can wait for
+    the others in each of them.
+    """
+    device = idist.device()
+    dtype = AUTOCAST_TYPES[config.train.amp]
+
+    @torch.no_grad()
+    def step(engine: Engine, batch: Batch) -> tuple[Tensor, Tensor]:
+        images = batch[0].to(device, non_blocking=True)
+        labels = batch[1].to(device, non_blocking=True)
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            scores = model(images)
+        return scores.float(), labels
+
+    evaluator = Engine(step)
+    evaluator.add_event_handler(Events.STARTED, lambda: model.eval())
+    # Sums are kept in float64 on the CPU where the device has none.
+    metric_device: Any = "cpu" if device.type == "xla" else device
+    Loss(loss_function, device=metric_device).attach(evaluator, "loss")
+    Accuracy(device=metric_device).attach(evaluator, "accuracy")
+    return evaluator
+
+
+class LossMeter:
+    """Adds up the loss of every step on the device; reading it reduces over the ranks and waits for the device."""
+
+    def __init__(self) -> None:
+        self._sum = torch.zeros((), device=idist.device())
+        self._steps = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new epoch."""
+        self._sum.zero_()
+        self._steps = self.epoch_steps = 0
+        self._epoch_sum = 0.0
+
+    def update(self, engine: Engine) -> None:
+        """Take the loss of one step, without waiting for it."""
+        self._sum += engine.state.output
+        self._steps += 1
+
+    def read(self) -> float:
+        """Return the mean loss over all ranks since the last look; every rank must call it."""
+        total = idist.all_reduce(float(self._sum)) / idist.get_world_size()
+        steps = self._steps
+        self._sum.zero_()
+        self._steps = 0
+        self._epoch_sum += total
+        self.epoch_steps += steps
+        return float(total / steps) if steps else self.epoch_mean
+
+    @property
+    def epoch_mean(self) -> float:
+        """The mean loss of this epoch, as far as it has been read."""
+        return self._epoch_sum / max(self.epoch_steps, 1)

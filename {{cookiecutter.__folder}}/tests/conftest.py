@@ -1,0 +1,99 @@
+"""Start trainings as a user does and read what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from {{ cookiecutter.package_name }} import distributed
+
+PACKAGE = "{{ cookiecutter.package_name }}"
+PROJECT = Path(__file__).parent.parent
+TIMEOUT_S = 300
+
+# The tests run where the hardware may be missing.
+os.environ.setdefault("PJRT_DEVICE", "CPU")
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the project's folder."""
+    return subprocess.run(
+        command,
+        cwd=PROJECT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m PACKAGE`` with ``arguments`` in one process."""
+    return run([sys.executable, "-m", PACKAGE, *arguments], **environment)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory that a training has left."""
+
+    path: Path
+    log: str
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return summary
+
+    def checkpoint(self, kind: str = "last") -> Path:
+        files = sorted((self.path / "checkpoints").glob(f"{kind}_*.pt"), key=lambda file: file.stat().st_mtime)
+        return files[-1]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = torch.load(self.checkpoint(), weights_only=True)["model"]
+        return weights
+
+
+Train = Callable[..., Run]
+
+
+def train_in(run_dir: Path, processes: int, *settings: str) -> Run:
+    """Train in ``processes`` processes of this machine, started as this project starts them, and expect success."""
+    arguments = ["train", *distributed.TRIAL, "--train.run_dir", str(run_dir), *settings]
+    command = distributed.local_command(processes, arguments)
+    able = call("doctor", "--quiet", *distributed.TRIAL, "--distributed.nproc_per_node", str(processes))
+    if able.returncode:
+        pytest.skip(f"{processes} processes cannot train here: {able.stderr.strip()}")
+    result = run(command)
+    assert result.returncode == 0, result.stderr
+    return Run(run_dir, result.stderr)
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Train:
+    """Return a function that trains in a new run directory: ``train(processes, *settings)``."""
+
+    def train(processes: int, *settings: str) -> Run:
+        return train_in(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", processes, *settings)
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return one training in two processes with every setting at its default."""
+    return train_in(tmp_path_factory.mktemp("trained") / "run", 2)
