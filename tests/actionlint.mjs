@@ -5,7 +5,11 @@ import { pathToFileURL } from "node:url";
 const [packageFolder, ...workflows] = process.argv.slice(2);
 const { createLinter } = await import(pathToFileURL(`${packageFolder}/node.mjs`));
 const lint = await createLinter();
-const faults = workflows.flatMap((path) => lint(readFileSync(path, "utf8"), path));
+// This build is older than GitHub's newest machines.
+const newer = /label "ubuntu-24\.04" is unknown/;
+const faults = workflows
+  .flatMap((path) => lint(readFileSync(path, "utf8"), path))
+  .filter(({ message }) => !newer.test(message));
 for (const { file, line, column, message } of faults) {
   console.log(`${file}:${line}:${column}: ${message}`);
 }

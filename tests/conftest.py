@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
-from baking import BARE, FULL, QUESTIONS, ROOT, TARGETS, BakedProject, Target, pairwise, run
+from baking import BARE, FULL, QUESTIONS, ROOT, SHORT, TARGETS, BakedProject, Target, pairwise, run
 from cookiecutter.exceptions import FailedHookException  # type: ignore[import-untyped]
 from hypothesis import settings
 
@@ -18,8 +18,9 @@ settings.register_profile("bakes", deadline=None, database=None)
 settings.load_profile("bakes")
 
 
-class Bake(Protocol):
-    def __call__(self, **answers: str | bool) -> BakedProject: ...
+Bake = Callable[..., BakedProject]
+Refuse = Callable[..., str]
+Shell = Callable[..., CompletedProcess[str]]
 
 
 def known(answers: dict[str, Any]) -> dict[str, Any]:
@@ -29,16 +30,12 @@ def known(answers: dict[str, Any]) -> dict[str, Any]:
     return answers
 
 
-@pytest.fixture(scope="session", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nothing of the machine's user reaches a bake, and no bake writes into that user's home."""
-    folder = tmp_path_factory.mktemp("home")
-    for name in list(os.environ):
-        if name.startswith(("COOKIECUTTER_", "GIT_", "RUFF_", "XDG_", "ZIZMOR_")):
-            del os.environ[name]
-    os.environ |= {"HOME": str(folder), "USERPROFILE": str(folder), "GIT_CONFIG_NOSYSTEM": "1"}
-    (folder / ".gitconfig").write_text("[user]\nname = A User\nemail = user@example.org\n")
-    return folder
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a user with a home of their own: nothing of this machine's user gets in or is changed."""
+    home = tmp_path_factory.mktemp("home")
+    (home / ".gitconfig").write_text("[user]\nname = A User\nemail = user@example.org\n")
+    return {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +69,7 @@ def projects(bake: Bake, full: dict[Target, BakedProject]) -> list[BakedProject]
     others |= {name: [True, False] for name in ("use_docker", "use_github_actions", "use_notebook")}
     mixed = [
         # Any target will do; 5 and the number of targets share no factor, so each row gets another one.
-        bake(**TARGETS[5 * number % len(TARGETS)]._asdict(), **answers)
+        bake(**TARGETS[5 * number % len(TARGETS)]._asdict(), **SHORT, **answers)
         for number, answers in enumerate(pairwise(others))
     ]
     return [*full.values(), *bare, *mixed]
@@ -81,7 +78,7 @@ def projects(bake: Bake, full: dict[Target, BakedProject]) -> list[BakedProject]
 @pytest.fixture
 def refuse(
     cookies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+) -> Refuse:
     """Bake with answers that must be refused with exit 1 and without a trace; return the sentence."""
     monkeypatch.chdir(tmp_path)
 
@@ -104,20 +101,17 @@ def the_sentence(errors: str) -> str:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``python -m …`` as a user would, in an empty folder and with a home of their own."""
-    assert os.environ["HOME"] == str(home)
+def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
+    """Run ``python -m …`` as a user would, in an empty folder."""
 
-    def shell(
-        *arguments: str | Path, cwd: Path = tmp_path, stdin: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        return run(sys.executable, "-m", *arguments, cwd=cwd, stdin=stdin)
+    def shell(*arguments: str | Path, cwd: Path = tmp_path, stdin: str = "") -> CompletedProcess[str]:
+        return run(sys.executable, "-m", *arguments, cwd=cwd, env=environment, stdin=stdin)
 
     return shell
 
 
 @pytest.fixture(scope="session")
-def template_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
     """The template as a git repository would hand it out: what is ignored by git is not in it."""
     repository = tmp_path_factory.mktemp("repository") / "ddl-template.git"
     repository.mkdir()
@@ -126,6 +120,6 @@ def template_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in [ROOT / "hooks", *ROOT.glob("{{*}}")]:
         shutil.copytree(path, repository / path.name, ignore=shutil.ignore_patterns("__pycache__"))
     for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "The template"]):
-        done = run("git", *command, cwd=repository)
+        done = run("git", *command, cwd=repository, env=environment)
         assert done.returncode == 0, done.stderr
     return repository

@@ -2,16 +2,11 @@
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from baking import COMBINATIONS, CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, Target, snapshot
-from conftest import Bake, the_sentence
-
-Shell = Callable[..., subprocess.CompletedProcess[str]]
+from conftest import Bake, Refuse, Shell, the_sentence
 
 # The table of the design, written out a second time: a changed cookiecutter.json must be meant.
 EVERYWHERE = ["torchrun", "spawn", "slurm", "mpirun", "kubernetes"]
@@ -25,11 +20,6 @@ DESIGN = {
 REFUSED = [combination for combination in COMBINATIONS if combination not in TARGETS]
 # More answers than the question offers, because the last three of a sentence are read back from it.
 CHOICE = re.compile(r"(.+), so (.+) cannot work: choose hardware=(\S+) backend=(\S+) launcher=(\S+)")
-
-
-def stored_answers(project: Path) -> dict[str, Any]:
-    answers: dict[str, Any] = json.loads((project / ".ddl-template.json").read_text())["cookiecutter"]
-    return answers
 
 
 def test_the_support_table_is_the_one_of_the_design() -> None:
@@ -55,7 +45,7 @@ def test_the_reasons_of_a_backend_are_those_that_its_row_needs(backend: str) -> 
 
 @pytest.mark.parametrize("asked", REFUSED, ids=str)
 def test_a_combination_outside_the_table_is_refused_with_the_nearest_that_works(
-    asked: Target, refuse: Callable[..., str]
+    asked: Target, refuse: Refuse
 ) -> None:
     found = CHOICE.fullmatch(refuse(**asked._asdict()))
     assert found
@@ -89,13 +79,10 @@ def test_a_combination_outside_the_table_is_refused_with_the_nearest_that_works(
 def test_auto_takes_the_best_for_the_hardware(bake: Bake, answers: dict[str, str], target: str) -> None:
     project = bake(**answers)
     assert str(project.target) == target
-    # What was asked is stored, not what it stood for: a later version may know a better "auto".
-    stored = stored_answers(project.path)
-    assert {key: stored[key] for key in ("hardware", "backend", "launcher")} == {
-        "hardware": "cpu",
-        "backend": "auto",
-        "launcher": "auto",
-    } | answers
+    # Stored is what was asked, as cookiecutter itself would replay it.
+    stored = json.loads(project.read(".ddl-template.json"))["cookiecutter"]
+    asked = {"hardware": "cpu", "backend": "auto", "launcher": "auto"} | answers
+    assert {question: stored[question] for question in asked} == asked
 
 
 @pytest.mark.parametrize(
@@ -106,9 +93,7 @@ def test_auto_takes_the_best_for_the_hardware(bake: Bake, answers: dict[str, str
         ({"hardware": "gpu", "backend": "xla-tpu"}, "hardware=gpu backend=nccl launcher=spawn"),
     ],
 )
-def test_auto_is_refused_for_what_it_stands_for(
-    refuse: Callable[..., str], answers: dict[str, str], choice: str
-) -> None:
+def test_auto_is_refused_for_what_it_stands_for(refuse: Refuse, answers: dict[str, str], choice: str) -> None:
     assert refuse(**answers).endswith(f"choose {choice}")
 
 
@@ -117,10 +102,14 @@ def test_a_mistyped_question_is_refused_by_the_tests_themselves(bake: Bake) -> N
         bake(hardwear="gpu")
 
 
-def test_the_settings_of_the_machine_s_user_do_not_leak_into_a_bake(bake: Bake, home: Path) -> None:
-    (home / ".cookiecutterrc").write_text("default_context: {hardware: gpu}\n")
-    assert bake(project_name="No Leak").answers["hardware"] == "cpu"
-    (home / ".cookiecutterrc").unlink()
+def test_the_settings_of_the_machine_s_user_do_not_leak_into_a_bake(
+    bake: Bake, shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "rc").write_text("default_context: {project_name: Leak, hardware: gpu}\n")
+    monkeypatch.setenv("COOKIECUTTER_CONFIG", str(tmp_path / "rc"))
+    assert bake(author_name="Nobody").answers["hardware"] == "cpu"
+    shell("cookiecutter", ROOT, "--no-input")
+    assert not (tmp_path / "leak").exists()
 
 
 # As a user calls it -------------------------------------------------------------------------------------
@@ -174,7 +163,8 @@ def test_both_ways_to_replay_re_create_the_project_byte_for_byte(shell: Shell, t
     ]
     assert shell("cookiecutter", ROOT, "--no-input", "-o", "first", *answers).returncode == 0
     first = tmp_path / "first/re-played"
-    assert stored_answers(first)["_template_version"] == CONTEXT["_template_version"]
+    stored = json.loads((first / ".ddl-template.json").read_text())
+    assert stored["version"] == CONTEXT["_template_version"]
     for way in (["--replay"], ["--replay-file", str(first / ".ddl-template.json")]):
         again = tmp_path / way[0].strip("-")
         done = shell("cookiecutter", ROOT, "-o", again, *way)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,25 @@ class Run:
 Train = Callable[..., Run]
 
 
-def train_in(run_dir: Path, processes: int, *settings: str) -> Run:
-    """Train in ``processes`` processes of this machine, started as this project starts them, and expect success."""
-    arguments = ["train", *distributed.TRIAL, "--train.run_dir", str(run_dir), *settings]
-    command = distributed.local_command(processes, arguments)
-    able = call("doctor", "--quiet", *distributed.TRIAL, "--distributed.nproc_per_node", str(processes))
-    if able.returncode:
-        pytest.skip(f"{processes} processes cannot train here: {able.stderr.strip()}")
-    result = run(command)
+@lru_cache
+def reason_not_to_start(processes: int) -> str:
+    """Return why so many processes of this project cannot run on this machine, or nothing."""
+    nproc = ("--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes))
+    return call("doctor", "--quiet", *distributed.TRIAL, *nproc).stderr.strip()
+
+
+def launch(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run this package in ``processes`` processes, started as this project starts them, and expect success."""
+    if reason := reason_not_to_start(processes):
+        pytest.skip(f"{processes} processes cannot run here: {reason}")
+    result = run(distributed.local_command(processes, [*arguments, *distributed.TRIAL]))
     assert result.returncode == 0, result.stderr
-    return Run(run_dir, result.stderr)
+    return result
+
+
+def train_in(run_dir: Path, processes: int, *settings: str) -> Run:
+    """Train in ``processes`` processes and return the run directory."""
+    return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings).stderr)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """What the commands say, and how they end when something is wrong."""
 
-import socket
 from pathlib import Path
 
-import pytest
-from conftest import PROJECT, call, run
+from conftest import call, run
 
 from {{ cookiecutter.package_name }} import distributed
 

@@ -23,7 +23,7 @@ def test_the_default_file_holds_every_setting_with_its_default() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train", "--optim.learning_rate", "1"], "there is no setting optim.learning_rate: the valid ones are optim.name"),
+        (["train", "--optim.rate", "1"], "there is no setting optim.rate: the valid ones are optim.name, optim.lr"),
         (["train", "--optim.lrr=1"], "did you mean optim.lr?"),
         (["train", "--data.dataset", "mnist"], "one of ['digits', 'cifar10', 'folder', 'synthetic'], not mnist"),
         (["train", "--data.batch_size", "many"], "data.batch_size: expected int, not many"),

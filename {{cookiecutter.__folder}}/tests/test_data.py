@@ -60,7 +60,7 @@ def test_evaluation_reads_every_sample_once_in_batches_that_do_not_depend_on_the
     batches = [batch for rank in range(world_size) for batch in EvaluationBatches(size, rank, world_size)]
     seen = sorted(batch.tolist() for batch in batches if len(batch))
     assert seen == [batch.tolist() for batch in EvaluationBatches(size, 0, 1)]
-    assert sum(seen, []) == list(range(size))
+    assert [index for batch in seen for index in batch] == list(range(size))
 
 
 def test_an_empty_batch_has_the_shape_of_a_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -73,13 +74,15 @@ def run_command(command: str, arguments: list[str]) -> int:
 
 
 def with_settings_of_the_run(arguments: list[str]) -> list[str]:
-    """Read the settings that the checkpoint was trained with first, so that the options given here can change them."""
-    for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if option.startswith("--checkpoint"):
-            file = Path(option.partition("=")[2] or value).absolute().parent.parent / "config.yaml"
-            if file.exists() and not any(argument.startswith("--config") for argument in arguments):
-                return ["--config", str(file), "--distributed.nproc_per_node", "null", *arguments]
-    return arguments
+    """Put the settings that the checkpoint was trained with first, so that the options given here can change them."""
+    finder = argparse.ArgumentParser(add_help=False)
+    finder.add_argument("--checkpoint")
+    finder.add_argument("--config")
+    given, _ = finder.parse_known_args(arguments)
+    file = Path(given.checkpoint or "").absolute().parent.parent / "config.yaml"
+    if given.config or not given.checkpoint or not file.exists():
+        return arguments
+    return ["--config", str(file), "--distributed.nproc_per_node", "null", *arguments]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 DEFAULT_CONFIG = Path("configs/default.yaml")
 
+Backend = Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"]
+Device = Literal["auto", "cpu", "cuda", "xla"]
+
 
 class Refused(Exception):
     """What was asked for cannot work; the message is one sentence that names the fix.
@@ -112,9 +115,9 @@ class TrainConfig:
 class DistributedConfig:
     """Which processes train together; auto is what this project was made for."""
 
-    backend: Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"] = "auto"
+    backend: Backend = "auto"
     """what carries tensors between the processes"""
-    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    device: Device = "auto"
     """where each process computes; cpu tries a GPU project on a machine without GPUs"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
@@ -202,7 +205,7 @@ def _sentence(message: str) -> str:
         key = match[1]
         section = key.partition(".")[0]
         settings = [f"{name}.{item.name}" for name, cls in SECTIONS.items() for item in fields(cls)]
-        near = difflib.get_close_matches(key, settings, n=1)
+        near = difflib.get_close_matches(key, settings, n=1, cutoff=0.85)
         valid = [name for name in settings if name.startswith(f"{section}.")] or list(SECTIONS)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"there is no setting {key}: {hint}the valid ones are {', '.join(valid)}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from . import distributed
-from .config import Config, DataConfig, Refused
+from .config import DataConfig, Refused
 
 Indices = npt.NDArray[np.int64]
 Batch = tuple[Tensor, Tensor]
@@ -155,19 +154,6 @@ class EvaluationBatches:
         return iter(self.batches)
 
 
-@dataclass(frozen=True)
-class Loaders:
-    """What one rank reads, and what the model has to fit."""
-
-    training: DataLoader[Any]
-    validation: DataLoader[Any]
-    training_batches: TrainingBatches
-    """what ``training`` reads; tell it where to start"""
-    shape: tuple[int, int, int]
-    """channels, height and width of one image"""
-    num_classes: int
-
-
 def check_batch_size(batch_size: int, world_size: int) -> None:
     """Raise Refused, with the two nearest sizes that work, unless ``batch_size`` divides by ``world_size``."""
     if batch_size % world_size:
@@ -197,20 +183,19 @@ def create_datasets(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
     }[config.dataset](config)
 
 
-def create_loaders(config: Config, rank: int, world_size: int) -> Loaders:
-    """Return the loaders of one rank.
-
-    Raises:
-        Refused: if the data is missing or the global batch does not fit it.
-    """
-    train_set, val_set = create_datasets(config.data)
-    batches = TrainingBatches(len(train_set), config.data.batch_size, rank, world_size, config.train.seed)
-    return Loaders(
-        training=_loader(train_set, batches, config.data.num_workers),
-        validation=_loader(val_set, EvaluationBatches(len(val_set), rank, world_size), config.data.num_workers),
-        training_batches=batches,
-        shape=train_set.shape,
-        num_classes=train_set.num_classes,
+def create_loader(
+    dataset: ImageDataset, batches: TrainingBatches | EvaluationBatches, num_workers: int
+) -> DataLoader[Any]:
+    """Return what reads ``batches`` of ``dataset``, with ``num_workers`` processes beside this one."""
+    return DataLoader(
+        dataset,  # type: ignore[arg-type]  # __getitems__ is all that the loader calls
+        batch_sampler=batches,  # type: ignore[arg-type]  # indices may come as an array
+        collate_fn=_as_is,  # type: ignore[arg-type]  # the dataset has answered with a batch
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        # Forked loaders would inherit the threads and sockets of the process group.
+        multiprocessing_context="spawn" if num_workers > 0 else None,
     )
 
 
@@ -221,19 +206,6 @@ def import_torchvision(dataset: str) -> Any:
     except ImportError:
         raise Refused(f"data.dataset {dataset} needs torchvision: pip install -e '.[vision]'", 1) from None
     return torchvision
-
-
-def _loader(dataset: ImageDataset, batches: TrainingBatches | EvaluationBatches, num_workers: int) -> DataLoader[Any]:
-    return DataLoader(
-        dataset,  # type: ignore[arg-type]  # __getitems__ is all that the loader calls
-        batch_sampler=batches,
-        collate_fn=_as_is,
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
-        # Forked loaders would inherit the threads and sockets of the process group.
-        multiprocessing_context="spawn" if num_workers > 0 else None,
-    )
 
 
 def _as_is(batch: Batch) -> Batch:

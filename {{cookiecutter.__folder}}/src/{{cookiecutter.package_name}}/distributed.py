@@ -51,7 +51,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 {%- endif %}
 
-from .config import Config, DistributedConfig, Refused
+from .config import Backend, Config, Device, DistributedConfig, Refused
 {%- if backend == "xla-tpu" %}
 
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
@@ -72,20 +72,20 @@ _NativeDistModel._compute_nproc_per_node = _nproc_per_node_over_mpi
 {%- endif %}
 
 HARDWARE = "{{ cookiecutter.hardware }}"
-BACKEND = "{{ backend }}"
+BACKEND: Backend = "{{ backend }}"
 LAUNCHER = "{{ launcher }}"
-DEVICE = "{{ cookiecutter.__device }}"
+DEVICE: Device = "{{ cookiecutter.__device }}"
 {%- if backend == "nccl" %}
 
 # The other choice, gloo on the CPU, is for a trial on a machine without GPUs.
-BACKENDS = (BACKEND, "gloo")
+BACKENDS: tuple[Backend, ...] = (BACKEND, "gloo")
 {%- else %}
-BACKENDS = (BACKEND,)
+BACKENDS: tuple[Backend, ...] = (BACKEND,)
 {%- endif %}
 {%- if cookiecutter.hardware == "gpu" %}
-DEVICES = (DEVICE, "cpu")
+DEVICES: tuple[Device, ...] = (DEVICE, "cpu")
 {%- else %}
-DEVICES = (DEVICE,)
+DEVICES: tuple[Device, ...] = (DEVICE,)
 {%- endif %}
 {%- if backend == "mpi" %}
 BACKEND_FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -76,6 +76,9 @@ def _data_check(config: Config) -> Check:
 
 def _run_dir_check(run_dir: Path) -> Check:
     existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
-    ok = existing.is_dir() and os.access(existing, os.W_OK)
-    found = f"{run_dir} can be written" if ok else f"{run_dir} cannot be written, because of {existing}"
-    return Check("run directory", ok, found, "choose another train.run_dir")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return Check("run directory", True, f"{run_dir} can be written")
+    except OSError as error:
+        found = f"{run_dir} cannot be written ({existing}: {error.strerror})"
+        return Check("run directory", False, found, "choose another train.run_dir")

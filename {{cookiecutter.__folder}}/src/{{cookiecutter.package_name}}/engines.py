@@ -34,7 +34,7 @@ def create_trainer(
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             loss = loss_function(model(images), labels)
-        scaler.scale(loss).backward()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         distributed.optimizer_step(optimizer, scaler)
         return loss.detach()
 
@@ -85,18 +85,19 @@ class LossMeter:
 
     def update(self, engine: Engine) -> None:
         """Take the loss of one step, without waiting for it."""
-        self._sum += engine.state.output
+        loss: Any = engine.state.output
+        self._sum += loss
         self._steps += 1
 
     def read(self) -> float:
         """Return the mean loss over all ranks since the last look; every rank must call it."""
-        total = idist.all_reduce(float(self._sum)) / idist.get_world_size()
+        total = float(idist.all_reduce(float(self._sum))) / idist.get_world_size()
         steps = self._steps
         self._sum.zero_()
         self._steps = 0
         self._epoch_sum += total
         self.epoch_steps += steps
-        return float(total / steps) if steps else self.epoch_mean
+        return total / steps if steps else self.epoch_mean
 
     @property
     def epoch_mean(self) -> float:

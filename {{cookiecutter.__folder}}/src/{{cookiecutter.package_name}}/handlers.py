@@ -51,9 +51,10 @@ class RunDirectory:
         self.changes: list[str] = []
         self.listeners: list[Callable[[Record], None]] = []
         refusal = self._open() if self.writes else ""
-        refusal = idist.broadcast(refusal, src=0, safe_mode=True) if idist.get_world_size() > 1 else refusal
+        if idist.get_world_size() > 1:
+            refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
         if refusal:
-            raise Refused(str(refusal), 1)
+            raise Refused(refusal, 1)
         self._start_logging()
 {%- if cookiecutter.tracker == "tensorboard" %}
         if self.writes:

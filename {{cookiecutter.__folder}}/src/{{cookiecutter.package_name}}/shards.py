@@ -44,7 +44,7 @@ def shards(config: Config, world_size: int) -> int:
             problems.append(f"epoch {epoch + 1} gives {int((counts > 1).sum())} samples more than once")
         if counts.sum() != steps * config.data.batch_size:
             problems.append(f"epoch {epoch + 1} gives {counts.sum()} samples, not {steps * config.data.batch_size}")
-    if np.array_equal(*orders):
+    if np.array_equal(orders[0], orders[1]):
         problems.append("both epochs have the same order")
     Console().print(table)
     left_out = size - steps * config.data.batch_size

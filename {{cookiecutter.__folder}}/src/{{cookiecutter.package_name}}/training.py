@@ -16,7 +16,7 @@ from torch import nn
 
 from . import distributed, handlers
 from .config import Config, OptimConfig, Refused
-from .data import create_loaders
+from .data import EvaluationBatches, TrainingBatches, create_datasets, create_loader
 from .engines import LossMeter, create_evaluator, create_trainer
 from .model import create_model
 
@@ -35,13 +35,16 @@ def training(local_rank: int, config: Config) -> int:
     world_size = idist.get_world_size()
     logger.info("%s x %s, backend %s", world_size, handlers.device_name(), idist.backend() or "none")
 
-    loaders = create_loaders(config, idist.get_rank(), world_size)
-    batches = loaders.training_batches
+    train_set, val_set = create_datasets(config.data)
+    batches = TrainingBatches(len(train_set), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
+    train_loader = create_loader(train_set, batches, config.data.num_workers)
+    val_batches = EvaluationBatches(len(val_set), idist.get_rank(), world_size)
+    val_loader = create_loader(val_set, val_batches, config.data.num_workers)
     last_step = len(batches) * config.train.epochs
     last_step = min(last_step, config.train.max_iterations or last_step)
 
     torch.manual_seed(config.train.seed)
-    plain_model = create_model(config.model, loaders.shape, loaders.num_classes)
+    plain_model = create_model(config.model, train_set.shape, train_set.num_classes)
     if config.train.compile:
         plain_model.compile()
     model = distributed.wrap_model(plain_model)
@@ -93,7 +96,7 @@ def training(local_rank: int, config: Config) -> int:
             return
         meter.read()
         speed = meter.epoch_steps * config.data.batch_size / (time.perf_counter() - started)
-        metrics = evaluate(evaluator, loaders.validation)
+        metrics = evaluate(evaluator, val_loader)
         run.append(
             {
                 "epoch": trainer.state.epoch,
@@ -117,7 +120,7 @@ def training(local_rank: int, config: Config) -> int:
         save_last(trainer)
 
     with signals.caught():
-        trainer.run(loaders.training, max_epochs=config.train.epochs)
+        trainer.run(train_loader, max_epochs=config.train.epochs)
     if signals.stopped:
         return distributed.STOPPED
 
@@ -134,10 +137,11 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
 
     They are the numbers that the training reported, whatever the number of processes here and there.
     """
-    loaders = create_loaders(config, idist.get_rank(), idist.get_world_size())
-    model = create_model(config.model, loaders.shape, loaders.num_classes).to(idist.device())
+    _, val_set = create_datasets(config.data)
+    batches = EvaluationBatches(len(val_set), idist.get_rank(), idist.get_world_size())
+    model = create_model(config.model, val_set.shape, val_set.num_classes).to(idist.device())
     handlers.load_checkpoint(Path(checkpoint), {"model": model})
-    metrics = evaluate(create_evaluator(model, config), loaders.validation)
+    metrics = evaluate(create_evaluator(model, config), create_loader(val_set, batches, config.data.num_workers))
     if idist.get_rank() == 0:
         print(json.dumps({"checkpoint": checkpoint, **metrics}))
     return 0

@@ -1,0 +1,74 @@
+#!/usr/bin/env -S uv run --script
+# /// script
+# dependencies = ["nox", "uv"]
+# ///
+"""The template's chores, each in an environment of its own: ``nox`` runs the first three.
+
+``nox -s demo`` bakes the default project into ./demo and trains it.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
+CI = bool(os.environ.get("CI"))
+
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["lint", "tests", "variants"]
+
+# uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
+if "PIP_FIND_LINKS" in os.environ:
+    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+else:
+    os.environ.setdefault("UV_TORCH_BACKEND", "cpu")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check the template's own Python: format, style, types."""
+    session.install("-r", "tests/requirements.txt", "mypy", "types-PyYAML")
+    session.run("ruff", "format", "--check")
+    session.run("ruff", "check")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
+    session.install("-r", "tests/requirements.txt")
+    session.run("pytest", "-n", "2", "-m", "not executed", *session.posargs)
+
+
+@nox.session
+def variants(session: nox.Session) -> None:
+    """Install and train the targets, then write docs/support-matrix.md; arguments after -- go to pytest."""
+    session.install("-r", "tests/requirements.txt")
+    session.run("python", "tests/matrix.py", "--forget")
+    session.run("pytest", "-n", "2", "-m", "executed", "--durations=0", *session.posargs)
+    session.run("python", "tests/matrix.py", *(["--check"] if CI else []))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Bake a project into ./demo and train it; arguments after -- are answers, such as launcher=spawn."""
+    session.install("cookiecutter")
+    folder = ROOT / "demo"
+    shutil.rmtree(folder, ignore_errors=True)
+    unknown = {answer.partition("=")[0] for answer in session.posargs} - QUESTIONS.keys()
+    if unknown:
+        session.error(f"{', '.join(sorted(unknown))}: not a question of cookiecutter.json")
+    session.run("cookiecutter", "--no-input", "--output-dir", str(folder), str(ROOT), *session.posargs)
+    (project,) = folder.iterdir()
+    session.install("--constraint", "tests/constraints.txt", "-e", str(project))
+    session.chdir(project)
+    session.run("scripts/train.sh", external=True)
+    session.log(f"trained: see {project.relative_to(ROOT)}/runs/default/curves.png")
+
+
+if __name__ == "__main__":
+    nox.main()

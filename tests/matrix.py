@@ -1,0 +1,91 @@
+"""What each target's test saw, kept while the tests run and written to docs/support-matrix.md afterwards.
+
+``matrix.py --forget`` begins a run of the executed suite; ``matrix.py`` then writes the table from what it saw; with ``--check`` it also
+fails if the committed table, dates and versions aside, says anything else.
+"""
+
+import argparse
+import datetime
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from baking import ROOT, TARGETS, Target
+
+SEEN = ROOT / ".cache" / "seen"
+MATRIX = ROOT / "docs" / "support-matrix.md"
+
+INTRODUCTION = """\
+# Support matrix
+
+Written by the tests (`nox -s variants`), never by hand.
+
+- **executed**: a test baked the target, installed it from the rendered project alone, started its own launcher, and
+  checked what was learned.
+- **stand-in**: the same, but without the hardware; what ran instead is named.
+- **rendered only**: baked, read, parsed, linted and typed, but not started.
+
+No test here has used a real TPU.
+
+| hardware | backend | launcher | status | processes | date | versions |
+|---|---|---|---|---|---|---|
+"""
+
+
+def record(target: Target, status: str, processes: str, versions: str) -> None:
+    """Remember what a test has just seen of ``target``."""
+    SEEN.mkdir(parents=True, exist_ok=True)
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    seen = {"status": status, "processes": processes, "date": today, "versions": versions}
+    (SEEN / f"{target}.json").write_text(json.dumps(seen))
+
+
+def table() -> str:
+    """Return the document for what has been seen."""
+    lines = []
+    for target in TARGETS:
+        file = SEEN / f"{target}.json"
+        seen = json.loads(file.read_text()) if file.exists() else {"status": "rendered only"}
+        cells = [*target, *(seen.get(key, "") for key in ("status", "processes", "date", "versions"))]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return INTRODUCTION + "".join(lines)
+
+
+def rows(document: str) -> list[list[str]]:
+    """Return the rows of a table without dates and versions."""
+    return [
+        re.split(r"\s*\|\s*", line)[1:6]
+        for line in document.splitlines()
+        if re.match(r"\| (cpu|gpu|tpu) ", line)
+    ]
+
+
+def main() -> int:
+    """Write the table; with --check, return 1 if the rows have changed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail if the rows have changed")
+    parser.add_argument(
+        "--forget", action="store_true", help="begin a new run: what an earlier one saw does not count"
+    )
+    options = parser.parse_args()
+    if options.forget:
+        shutil.rmtree(SEEN, ignore_errors=True)
+        return 0
+    old = MATRIX.read_text() if MATRIX.exists() else ""
+    new = table()
+    changed = [row for row in rows(new) if row not in rows(old)]
+    MATRIX.write_text(new)
+    print("\n".join(" ".join(row) for row in rows(new)))
+    if options.check and changed:
+        print(
+            f"{MATRIX.relative_to(ROOT)} said something else of {changed}: commit the new one",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Bake a target, install it from the rendered project alone, start its own launcher, and check what was learned."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matrix
+import pytest
+from baking import ROOT, TARGETS, Target
+from conftest import Bake
+
+pytestmark = pytest.mark.executed
+
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+INSTALL_LIMIT_S = 900
+COMMAND_LIMIT_S = 600
+TRAINING_LIMIT_S = 60
+
+# Targets whose launcher runs on one machine with the torch wheel alone.
+NATIVE = [
+    target
+    for target in TARGETS
+    if target.backend in ("gloo", "nccl") and target.launcher in ("torchrun", "spawn")
+]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A rendered project in an environment of its own."""
+
+    path: Path
+    package: str
+    environment: dict[str, str]
+
+    def run(
+        self, *command: str, limit_s: float = COMMAND_LIMIT_S, **extra: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project's folder and environment."""
+        return subprocess.run(
+            command,
+            cwd=self.path,
+            env=self.environment | extra,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def succeed(self, *command: str, **extra: str) -> str:
+        """Run a command that has to end well; return what it printed."""
+        done = self.run(*command, **extra)
+        assert done.returncode == 0, (
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
+        return done.stdout
+
+
+def install(bake: Bake, target: Target, tmp_path: Path) -> Installed:
+    """Bake ``target`` and install it in a fresh environment, with nothing but what its own files ask for."""
+    baked = bake(**target._asdict())
+    project = tmp_path / "project"
+    shutil.copytree(baked.path, project)
+    venv = tmp_path / "venv"
+    kept = ("HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
+    environment = {
+        key: value for key, value in os.environ.items() if key in kept or key.startswith(("PIP_", "UV_"))
+    }
+    environment |= {
+        "PATH": f"{venv / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(venv),
+        "UV_CONSTRAINT": str(CONSTRAINTS),
+        "PIP_CONSTRAINT": str(CONSTRAINTS),
+    }
+    installed = Installed(project, baked.package, environment)
+    installed.succeed("uv", "venv", "--quiet", "--python", sys.executable, str(venv))
+    installed.run(
+        "uv", "pip", "install", "--quiet", "-e", ".[dev]", limit_s=INSTALL_LIMIT_S
+    ).check_returncode()
+    return installed
+
+
+def has_gpu(project: Installed) -> bool:
+    """Tell whether the project's own torch sees a GPU."""
+    answer = project.succeed("python3", "-c", "import torch; print(torch.cuda.device_count())")
+    return int(answer) > 0
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+@pytest.mark.parametrize("target", NATIVE, ids=str)
+def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp_path: Path) -> None:
+    project = install(bake, target, tmp_path)
+    stand_in = target.hardware == "gpu" and not has_gpu(project)
+    trial = ["--distributed.device", "cpu", "--distributed.backend", "gloo"] if stand_in else []
+    processes = "2" if target.hardware == "cpu" or stand_in else ""
+
+    project.succeed("python3", "-m", project.package, "doctor", *trial)
+    started = time.monotonic()
+    project.succeed("scripts/train.sh", *trial, NPROC_PER_NODE=processes)
+    seconds = time.monotonic() - started
+
+    run = project.path / "runs" / "default"
+    summary = read_json(run / "summary.json")
+    assert seconds < TRAINING_LIMIT_S
+    assert summary["val_accuracy"] >= 0.97
+    assert summary["weights_difference"] == 0.0
+    assert summary["world_size"] == int(processes or summary["world_size"])
+    assert summary["launcher"] == target.launcher
+    assert summary["hardware"] == target.hardware
+    assert summary["backend"] == ("gloo" if stand_in else target.backend)
+    assert (summary["device"] == "cpu") == (stand_in or target.hardware == "cpu")
+
+    checkpoint = max((run / "checkpoints").glob("last_*.pt"), key=lambda file: file.stat().st_mtime)
+    evaluate = ["python3", "-m", project.package, "evaluate", "--checkpoint", str(checkpoint), *trial]
+    metrics = json.loads(project.succeed(*evaluate))
+    assert {key: metrics[key] for key in ("val_loss", "val_accuracy")} == {
+        key: summary[key] for key in ("val_loss", "val_accuracy")
+    }
+
+    project.succeed("scripts/train.sh", *trial, "--train.epochs", "17", NPROC_PER_NODE=processes)
+    resumed = read_json(run / "summary.json")
+    assert resumed["epoch"] == 17
+    assert Path(resumed["resumed_from"]).name == checkpoint.name
+    assert [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(
+        range(1, 18)
+    )
+
+    print(project.succeed("pytest", "-q", "-p", "no:cacheprovider"))
+
+    versions = f"torch {summary['versions']['torch']}, ignite {summary['versions']['ignite']}"
+    status = f"stand-in: gloo on CPU, by {target.launcher}" if stand_in else "executed"
+    if target.hardware == "gpu" and not stand_in:
+        status = f"executed on GPU ({summary['device']})"
+    matrix.record(target, status, str(summary["world_size"]), versions)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_what_cannot_work_is_refused_before_training(bake: Bake, launcher: str, tmp_path: Path) -> None:
+    project = install(bake, Target("cpu", "gloo", launcher), tmp_path)
+    occupied = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import socket, time; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); time.sleep(300)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert occupied.stdout
+    port = occupied.stdout.readline().strip()
+    try:
+        cases: list[tuple[int, str, list[str], dict[str, str]]] = [
+            (2, "choose 63 or 66", ["--data.batch_size", "64"], {"NPROC_PER_NODE": "3"}),
+            (2, "choose distributed.backend gloo", ["--distributed.backend", "nccl"], {}),
+            (2, "did you mean train.epochs?", ["--train.epoch", "3"], {}),
+            (1, "cannot be written", ["--train.run_dir", "/proc/run"], {}),
+            (1, f"MASTER_PORT {port}", [], {"MASTER_PORT": port}),
+            (1, "pip install -e '.[vision]'", ["--data.dataset", "cifar10"], {}),
+        ]
+        for code, sentence, settings, environment in cases:
+            done = project.run("scripts/train.sh", *settings, limit_s=60, **environment)
+            assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+            assert "Traceback" not in done.stderr
+            assert done.stderr.count("\n") == 1, done.stderr
+    finally:
+        occupied.kill()
+        occupied.wait()
+    assert not (project.path / "runs").exists()
+
+
+def test_a_gpu_project_without_a_gpu_says_how_to_try_it(bake: Bake, tmp_path: Path) -> None:
+    project = install(bake, Target("gpu", "nccl", "torchrun"), tmp_path)
+    if has_gpu(project):
+        done = project.run("scripts/train.sh", NPROC_PER_NODE="99")
+        assert "start at most" in done.stderr
+    else:
+        done = project.run("scripts/train.sh")
+        assert "--distributed.device cpu --distributed.backend gloo" in done.stderr
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_every_target_is_typed(bake: Bake, tmp_path: Path) -> None:
+    project = install(bake, Target("cpu", "gloo", "torchrun"), tmp_path)
+    for target in TARGETS:
+        other = bake(**target._asdict(), tracker="tensorboard")
+        shutil.rmtree(project.path)
+        shutil.copytree(other.path, project.path)
+        # The answers of torch's types do not depend on the target: one cache serves all.
+        project.succeed("mypy", "--cache-dir", str(tmp_path / "mypy"))
+
+
+def test_the_projects_own_nox_sessions_pass(bake: Bake, tmp_path: Path) -> None:
+    project = install(bake, Target("cpu", "gloo", "spawn"), tmp_path)
+    project.succeed("nox", "--session", "lint")
+    project.succeed("nox", "--session", "tests", "--", "-q", "-k", "test_data or test_config")
