@@ -141,7 +141,7 @@ def missing_facility(what: str, command: str) -> None:
     pytest.skip(sentence)
 
 
-def tool(name: str, command: str = f"{sys.executable} -m pip install -r tests/requirements-fast.txt") -> str:
+def tool(name: str, command: str = f"{sys.executable} -m pip install -r tests/requirements.txt") -> str:
     """Path of a command, looked up beside this Python first, because the environment may not be activated."""
     path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if path is None:

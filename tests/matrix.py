@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import sys
-from pathlib import Path
 
 from baking import ROOT, TARGETS, Target
 

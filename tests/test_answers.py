@@ -56,6 +56,9 @@ def test_a_combination_outside_the_table_is_refused_with_the_nearest_that_works(
     assert repeated == f"hardware={asked.hardware} backend={asked.backend} launcher={asked.launcher}"
     assert Target(*choice) in TARGETS
     assert choice[0] == asked.hardware, "a user can change a setting, not the machine"
+    assert choice[2] in (asked.launcher, SUPPORT[choice[1]]["launchers"][0]), (
+        "a new launcher is the default one"
+    )
     # The most that any target for this hardware keeps; where two answers are wrong, less may be kept.
     kept = {target: len(set(asked) & set(target)) for target in TARGETS if target.hardware == asked.hardware}
     two_are_wrong = asked.hardware not in row["hardware"] and asked.launcher not in row["launchers"]

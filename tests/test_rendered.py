@@ -115,8 +115,8 @@ def test_every_file_reads_as_if_a_person_had_written_it(projects: list[BakedProj
         for name in project.files():
             text = project.read(name)
             assert text.strip() and text.endswith("\n") and not text.endswith("\n\n"), f"{name} of {project}"
-            fault = re.search(r"^\n|[ \t]$|\r|\t|\n\n\n\n", text.removesuffix("\n"), re.MULTILINE)
-            assert not fault or fault.start(), f"{name} of {project}"
+            fault = re.search(r"\A\n|[ \t]+$|\r|\t|\n\n\n\n", text, re.MULTILINE)
+            assert not fault, f"{name} of {project}: {fault}"
 
 
 def test_shell_scripts_and_nothing_else_can_be_executed(projects: list[BakedProject]) -> None:

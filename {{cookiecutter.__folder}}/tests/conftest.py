@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -69,9 +68,6 @@ class Run:
         return weights
 
 
-Train = Callable[..., Run]
-
-
 @lru_cache
 def reason_not_to_start(processes: int) -> str:
     """Return why so many processes of this project cannot run on this machine, or nothing."""
@@ -88,22 +84,6 @@ def launch(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def train_in(run_dir: Path, processes: int, *settings: str) -> Run:
+def train(run_dir: Path, processes: int, *settings: str) -> Run:
     """Train in ``processes`` processes and return the run directory."""
     return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings).stderr)
-
-
-@pytest.fixture
-def train(tmp_path: Path) -> Train:
-    """Return a function that trains in a new run directory: ``train(processes, *settings)``."""
-
-    def train(processes: int, *settings: str) -> Run:
-        return train_in(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", processes, *settings)
-
-    return train
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Return one training in two processes with every setting at its default."""
-    return train_in(tmp_path_factory.mktemp("trained") / "run", 2)

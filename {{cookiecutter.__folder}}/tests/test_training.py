@@ -3,19 +3,34 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 import yaml
-from conftest import PACKAGE, PROJECT, Run, Train, call, launch, train_in
+from conftest import PACKAGE, PROJECT, Run, call, launch, train
 
 from {{ cookiecutter.package_name }} import distributed
+from {{ cookiecutter.package_name }}.config import ModelConfig, OptimConfig
+from {{ cookiecutter.package_name }}.model import create_model
+from {{ cookiecutter.package_name }}.training import create_lr_scheduler, create_optimizer
 
 # A short training whose steps are exact enough to compare.
 SHORT = ("--optim.name", "sgd", "--optim.lr", "0.05", "--train.max_iterations", "30")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One training in two processes with every setting at its default."""
+    return train(tmp_path_factory.mktemp("trained") / "run", 2)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One short training in a single process."""
+    return train(tmp_path_factory.mktemp("alone") / "run", 1, *SHORT)
 
 
 def assert_equal_weights(one: Run, other: Run, tolerance: float) -> None:
@@ -35,58 +50,38 @@ def test_the_run_directory_is_complete(trained: Run) -> None:
     files = {file.name for file in trained.path.iterdir()}
     assert files >= {"config.yaml", "metrics.jsonl", "summary.json", "curves.png", "log.txt", "checkpoints"}
     assert not [name for name in files if name.endswith(".part")]
-    assert set(trained.records[0]) == {
-        "epoch",
-        "iteration",
-        "train_loss",
-        "val_loss",
-        "val_accuracy",
-        "lr",
-        "samples_per_second",
-    }
-    assert {"backend", "launcher", "hardware", "device", "nnodes", "wall_time_s", "versions"} <= set(trained.summary)
+    record = {"epoch", "iteration", "train_loss", "val_loss", "val_accuracy", "lr", "samples_per_second"}
+    assert set(trained.records[0]) == record
+    place = {"backend", "launcher", "hardware", "device", "world_size", "nnodes"}
+    assert record | place | {"wall_time_s", "resumed_from", "versions"} <= set(trained.summary)
     assert yaml.safe_load((trained.path / "config.yaml").read_text())["data"]["batch_size"] == 64
     assert (trained.path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((trained.path / "checkpoints").glob("last_*.pt"))) == 2
 
 
-def test_evaluate_repeats_the_numbers_of_the_training(trained: Run) -> None:
-    result = call("evaluate", "--checkpoint", str(trained.checkpoint()), *distributed.TRIAL)
-    assert result.returncode == 0, result.stderr
-    metrics = json.loads(result.stdout)
-    assert metrics["val_loss"] == trained.records[-1]["val_loss"]
-    assert metrics["val_accuracy"] == trained.records[-1]["val_accuracy"]
+def test_metrics_are_the_same_for_any_number_of_processes(trained: Run) -> None:
+    arguments = ("evaluate", "--checkpoint", str(trained.checkpoint()))
+    one, three = call(*arguments, *distributed.TRIAL), launch(3, *arguments)
+    assert json.loads(three.stdout) == json.loads(one.stdout)
+    for key in ("val_loss", "val_accuracy"):
+        assert json.loads(one.stdout)[key] == trained.records[-1][key]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_many_processes_learn_what_one_learns(train: Train, processes: int) -> None:
-    one, many = train(1, *SHORT), train(processes, *SHORT)
-    assert one.records[-1]["iteration"] == many.records[-1]["iteration"] == 30
-    for ours, theirs in zip(one.records, many.records, strict=True):
+def test_many_processes_learn_what_one_learns(alone: Run, tmp_path: Path, processes: int) -> None:
+    many = train(tmp_path / "many", processes, *SHORT)
+    assert alone.records[-1]["iteration"] == many.records[-1]["iteration"] == 30
+    for ours, theirs in zip(alone.records, many.records, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)
-    assert_equal_weights(one, many, tolerance=1e-5)
+    assert_equal_weights(alone, many, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_metrics_do_not_depend_on_the_number_of_processes(trained: Run, processes: int) -> None:
-    arguments = ("evaluate", "--checkpoint", str(trained.checkpoint("best")))
-    one, many = call(*arguments, *distributed.TRIAL), launch(processes, *arguments)
-    assert json.loads(many.stdout) == json.loads(one.stdout)
-
-
-@pytest.mark.parametrize("scaling", ["none", "linear", "sqrt"])
-def test_the_learning_rate_is_scaled_by_the_world_size(train: Train, scaling: str) -> None:
-    settings = ("--optim.lr", "0.1", "--optim.lr_scaling", scaling, "--train.max_iterations", "2")
-    expected = {"none": "lr 0.1 x 1 = 0.1 (none)", "linear": "lr 0.1 x 2 = 0.2 (linear)"}
-    assert expected.get(scaling, "lr 0.1 x 1.41421 = 0.141421 (sqrt)") in train(2, *settings).log
-
-
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> None:
-    settings = ("--train.epochs", "10", "--distributed.nproc_per_node", "1")
-    whole = train_in(tmp_path / "whole", 1, *settings)
+def test_a_stopped_run_goes_on_to_where_an_uninterrupted_one_ends(tmp_path: Path) -> None:
+    settings = ("--train.epochs", "10")
+    whole = train(tmp_path / "whole", 1, *settings)
     folder = tmp_path / "parts"
-    command = [sys.executable, "-m", PACKAGE, "train", *distributed.TRIAL, *settings, "--train.run_dir", str(folder)]
-    process = subprocess.Popen([*command, "--train.log_every", "1"], cwd=PROJECT)
+    arguments = ["train", "--train.run_dir", str(folder), *settings, "--train.log_every", "1"]
+    process = subprocess.Popen(distributed.local_command(1, [*arguments, *distributed.TRIAL]), cwd=PROJECT)
     try:
         deadline = time.monotonic() + 120
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
@@ -95,33 +90,59 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> N
         assert process.wait(timeout=60) == distributed.STOPPED
     finally:
         process.kill()
-    parts = train_in(folder, 1, *settings)
+    parts = train(folder, 1, *settings)
     resumed_at = int(Path(parts.summary["resumed_from"]).stem.split("_")[1])
     assert 0 < resumed_at < whole.records[-1]["iteration"]
     assert [record["val_loss"] for record in parts.records] == [record["val_loss"] for record in whole.records]
     assert_equal_weights(whole, parts, tolerance=0)
 
 
-def test_a_finished_run_is_not_trained_again(trained: Run) -> None:
-    before = trained.checkpoint().stat().st_mtime_ns
-    again = train_in(trained.path, 2)
+def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path) -> None:
+    first = train(tmp_path / "run", 1, "--train.epochs", "1")
+    before = first.checkpoint().stat().st_mtime_ns
+    again = train(tmp_path / "run", 1, "--train.epochs", "1")
     assert "is complete" in again.log
-    assert trained.checkpoint().stat().st_mtime_ns == before
-
-
-def test_more_epochs_continue_a_finished_run(train: Train, tmp_path: Path) -> None:
-    first = train(1, "--train.epochs", "1")
-    more = train_in(first.path, 1, "--train.epochs", "2")
+    assert again.checkpoint().stat().st_mtime_ns == before
+    refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *distributed.TRIAL)
+    assert (refused.returncode, "holds a run already" in refused.stderr) == (1, True), refused.stderr
+    more = train(tmp_path / "run", 1, "--train.epochs", "2")
     assert [record["epoch"] for record in more.records] == [1, 2]
     assert "settings changed since this run began: train.epochs 1 -> 2" in more.log
 
 
-def test_a_run_directory_in_use_is_not_overwritten(trained: Run) -> None:
-    result = call("train", *distributed.TRIAL, "--train.run_dir", str(trained.path), "--train.resume", "none")
-    assert result.returncode == 1
-    assert "holds a run already" in result.stderr
-
-
-def test_mixed_precision_learns(train: Train) -> None:
-    run = train(2, "--train.amp", "bf16", "--train.epochs", "5")
+def test_mixed_precision_learns(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", 1, "--train.amp", "bf16", "--train.epochs", "4")
     assert run.summary["val_accuracy"] >= 0.9
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_learning_rate_grows_with_the_world_as_asked(
+    scaling: Literal["none", "linear", "sqrt"], factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = create_model(ModelConfig(), (1, 8, 8), 10)
+    caplog.set_level("INFO", logger=PACKAGE)
+    optimizer = create_optimizer(model, OptimConfig(lr=0.1, lr_scaling=scaling), world_size=4)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
+    assert f"lr 0.1 x {factor:g} = {0.1 * factor:g} ({scaling})" in caplog.text
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_the_learning_rate_warms_up_and_decays_to_almost_zero(warmup: int) -> None:
+    optimizer = create_optimizer(create_model(ModelConfig(), (1, 8, 8), 10), OptimConfig(lr=0.1), world_size=1)
+    scheduler = create_lr_scheduler(optimizer, warmup, steps=20)
+    rates = []
+    for _ in range(20):
+        scheduler(None)  # it does not look at the engine
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert max(rates) == pytest.approx(0.1)
+    assert rates[: max(warmup, 1)] == sorted(rates[: max(warmup, 1)])
+    assert rates[max(warmup, 1) :] == sorted(rates[max(warmup, 1) :], reverse=True)
+    assert rates[-1] < 0.002
+
+
+def test_a_checkpoint_of_another_model_is_refused(alone: Run) -> None:
+    arguments = ("train", "--train.run_dir", str(alone.path), "--train.epochs", "20", "--model.width", "16")
+    refused = call(*arguments, *distributed.TRIAL)
+    assert refused.returncode == 2
+    assert "is not a checkpoint of this model" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -213,18 +213,20 @@ def planned_world_size(config: DistributedConfig) -> int:
 
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
     """Return the command that runs this package with ``arguments`` in so many processes on this machine."""
-    nproc = ["--distributed.nproc_per_node", str(nproc_per_node)]
+    module = ["-m", str(__package__), *arguments, "--distributed.nproc_per_node", str(nproc_per_node)]
 {%- if launcher == "spawn" %}
-    return [sys.executable, "-m", str(__package__), *arguments, *nproc]
-{%- elif backend == "horovod" %}
-    launch = ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, "-m"]
-    return [*launch, str(__package__), *arguments, *nproc]
-{%- elif launcher == "mpirun" or backend == "mpi" %}
-    launch = ["mpirun", "-n", str(nproc_per_node), sys.executable, "-m"]
-    return [*launch, str(__package__), *arguments, *nproc]
+    return [sys.executable, *module]
 {%- else %}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}", "-m"]
-    return [*launch, str(__package__), *arguments, *nproc]
+    if nproc_per_node == 1:
+        return [sys.executable, *module]
+{%- if backend == "horovod" %}
+    return ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, *module]
+{%- elif launcher == "mpirun" or backend == "mpi" %}
+    return ["mpirun", "-n", str(nproc_per_node), sys.executable, *module]
+{%- else %}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, f"--nproc-per-node={nproc_per_node}", *module]
+{%- endif %}
 {%- endif %}
 
 

@@ -166,7 +166,8 @@ def create_optimizer(model: nn.Module, config: OptimConfig, world_size: int) -> 
 def create_lr_scheduler(optimizer: torch.optim.Optimizer, warmup_steps: int, steps: int) -> ParamScheduler:
     """Return a linear warm-up to the optimizer's learning rate, then a cosine decay to zero at ``steps``."""
     lr = optimizer.param_groups[0]["lr"]
-    cosine = CosineAnnealingScheduler(optimizer, "lr", lr, 0.0, cycle_size=max(steps - warmup_steps, 2))
     if warmup_steps < 2:
-        return cosine
+        return CosineAnnealingScheduler(optimizer, "lr", lr, 0.0, cycle_size=max(steps, 2))
+    # The last step of the warm-up is the first one of the cosine.
+    cosine = CosineAnnealingScheduler(optimizer, "lr", lr, 0.0, cycle_size=max(steps - warmup_steps + 1, 2))
     return create_lr_scheduler_with_warmup(cosine, warmup_start_value=lr / warmup_steps, warmup_duration=warmup_steps)
