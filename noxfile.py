@@ -70,5 +70,15 @@ def demo(session: nox.Session) -> None:
     session.log(f"trained: see {project.relative_to(ROOT)}/runs/default/curves.png")
 
 
+@nox.session
+def benchmark(session: nox.Session) -> None:
+    """Compare the default project with a loop written by hand; arguments after -- go to benchmarks/throughput.py."""
+    session.install("cookiecutter")
+    folder = session.create_tmp()
+    session.run("cookiecutter", "--no-input", "--overwrite-if-exists", "--output-dir", folder, str(ROOT))
+    session.install("--constraint", "tests/constraints.txt", f"{folder}/my-ddl-project")
+    session.run("python", "benchmarks/throughput.py", *session.posargs)
+
+
 if __name__ == "__main__":
     nox.main()

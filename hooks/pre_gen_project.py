@@ -37,7 +37,8 @@ def refused_text(key: str, text: str) -> str | None:
     """Say why a free text (a name, a description) would break a file, or return None."""
     if key != "description" and not text.strip():
         return f"{key} is empty: give it a text"
-    if not text.isprintable():
+    # A zero-width joiner is what holds some emoji together.
+    if not text.replace("\u200d", "").isprintable():
         return f"{key} {text!a} holds a line break or a control character: write it on one line of plain text"
     # Built from halves, because this file itself goes through the template engine.
     brackets = ["{" + mark for mark in "%#{"] + [mark + "}" for mark in "}%#"]

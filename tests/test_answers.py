@@ -157,7 +157,7 @@ def test_a_git_url_renders_what_the_working_tree_renders(
     assert snapshot(tmp_path / "my-ddl-project") == snapshot(bake(backend="horovod").path)
 
 
-def test_both_ways_to_replay_re_create_the_project_byte_for_byte(shell: Shell, tmp_path: Path) -> None:
+def test_a_replay_and_the_stored_answers_re_create_the_project_byte_for_byte(shell: Shell, tmp_path: Path) -> None:
     answers = [
         "project_name=Re Played",
         'author_name=Ann "The Möwe" O\'Neill',
@@ -168,7 +168,7 @@ def test_both_ways_to_replay_re_create_the_project_byte_for_byte(shell: Shell, t
     first = tmp_path / "first/re-played"
     stored = json.loads((first / ".ddl-template.json").read_text())
     assert stored["version"] == CONTEXT["_template_version"]
-    for way in (["--replay"], ["--replay-file", str(first / ".ddl-template.json")]):
+    for way in (["--replay"], ["--no-input", "--config-file", str(first / ".ddl-template.json")]):
         again = tmp_path / way[0].strip("-")
         done = shell("cookiecutter", ROOT, "-o", again, *way)
         assert done.returncode == 0, done.stdout + done.stderr

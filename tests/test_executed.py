@@ -72,6 +72,8 @@ def install(bake: Bake, target: Target, tmp_path: Path) -> Installed:
     environment = {
         key: value for key, value in os.environ.items() if key in kept or key.startswith(("PIP_", "UV_"))
     }
+    # nox points it at the environment of the tests.
+    environment.pop("UV_PYTHON", None)
     environment |= {
         "PATH": f"{venv / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "VIRTUAL_ENV": str(venv),
@@ -80,9 +82,9 @@ def install(bake: Bake, target: Target, tmp_path: Path) -> Installed:
     }
     installed = Installed(project, baked.package, environment)
     installed.succeed("uv", "venv", "--quiet", "--python", sys.executable, str(venv))
-    installed.run(
-        "uv", "pip", "install", "--quiet", "-e", ".[dev]", limit_s=INSTALL_LIMIT_S
-    ).check_returncode()
+    pip = ("uv", "pip", "install", "--python", str(venv), "-e", ".[dev]")
+    done = installed.run(*pip, limit_s=INSTALL_LIMIT_S)
+    assert done.returncode == 0, done.stderr
     return installed
 
 

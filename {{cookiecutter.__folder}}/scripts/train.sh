@@ -86,10 +86,15 @@ export NNODES=${NNODES:-1}
 if [[ $NNODES == 1 && -z ${MASTER_PORT:-} ]]; then
   rendezvous=(--standalone)
 else
+  if [[ $NNODES == 1 ]]; then
+    master=localhost
+  else
+    master=${MASTER_ADDR:?names the node where all nodes meet, the same on each of them}
+  fi
   rendezvous=(
     --nnodes="$NNODES"
     --rdzv-backend=c10d
-    --rdzv-endpoint="${MASTER_ADDR:-localhost}:${MASTER_PORT:-29500}"
+    --rdzv-endpoint="$master:${MASTER_PORT:-29500}"
     --rdzv-id="${RDZV_ID:-{{ cookiecutter.project_slug }}}"
   )
 fi

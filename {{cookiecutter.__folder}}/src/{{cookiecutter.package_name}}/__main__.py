@@ -17,7 +17,7 @@ COMMANDS = {
     "doctor": "Is this machine ready? One line for each check, and the fix for the first one that fails.",
     "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
 }
-USAGE = "usage: python -m {{ cookiecutter.package_name }} COMMAND [--help]\n\ncommands:\n"
+USAGE = f"usage: python -m {__package__} COMMAND [--help]\n\ncommands:\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,9 +41,8 @@ def run_command(command: str, arguments: list[str]) -> int:
     """
     if command not in COMMANDS:
         raise Refused(f"there is no command {command}: the valid ones are {', '.join(COMMANDS)}")
-    parser = ArgumentParser(
-        prog=f"python -m {{ cookiecutter.package_name }} {command}", description=COMMANDS[command], exit_on_error=False
-    )
+    program = f"python -m {__package__} {command}"
+    parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False)
     add_settings(parser)
     if command == "evaluate":
         parser.add_argument("--checkpoint", type=str, required=True, help="file in the checkpoints folder of a run")

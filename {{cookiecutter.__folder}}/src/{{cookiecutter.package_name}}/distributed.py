@@ -48,7 +48,7 @@ import torch_xla.runtime as xr
 from ignite.handlers import DiskSaver
 from torch import Tensor, nn
 {%- if launcher == "spawn" and native %}
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 {%- endif %}
 
 from .config import Backend, Config, Device, DistributedConfig, Refused
@@ -68,7 +68,7 @@ def _nproc_per_node_over_mpi(self: Any) -> int:
 
 # ignite 0.5.5 counts the processes of a node over a gloo group, which cannot be made inside an MPI world.
 _NativeDistModel = idist.comp_models.native._NativeDistModel
-_NativeDistModel._compute_nproc_per_node = _nproc_per_node_over_mpi
+_NativeDistModel._compute_nproc_per_node = _nproc_per_node_over_mpi  # type: ignore[method-assign]
 {%- endif %}
 
 HARDWARE = "{{ cookiecutter.hardware }}"
@@ -139,7 +139,9 @@ def resolve(config: Config) -> Config:
 
 def checks(config: DistributedConfig) -> Iterator[Check]:
     """Yield what this machine needs for the target, the most basic first."""
+{%- if backend != "xla-tpu" %}
     hide_other_devices(config)
+{%- endif %}
 {%- if native %}
     available = dist.is_backend_available(config.backend)
     found = f"torch {torch.__version__} has {'' if available else 'no '}{config.backend}"
@@ -246,7 +248,7 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
     )
     stopped = torch.multiprocessing.get_context("spawn").Value("b", False)
     arguments_of_worker = (function, config, arguments, stopped)
-    workers = torch.multiprocessing.spawn(_worker, arguments_of_worker, nprocs=nproc, join=False)
+    workers = spawn(_worker, arguments_of_worker, nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for worker in workers.processes:
@@ -281,17 +283,20 @@ def _worker(local_rank: int, function: Callable[..., int], config: Config, argum
         return _run_here(function, config, arguments)
     import horovod
 
-    return max(horovod.run(_run_here, args=(function, config, arguments), np=nproc, use_gloo=True))
+    codes: list[int] = horovod.run(_run_here, args=(function, config, arguments), np=nproc, use_gloo=True)
+    return max(codes)
 {%- elif backend == "xla-tpu" %}
-    codes: list[int] = []
+    try:
+        torch_xla.launch(_worker, args=(function, config, arguments))
+    except SystemExit as end:
+        return int(str(end.code))
+    return 0
 
-    def worker(index: int) -> None:
-        code = _run_here(function, config, arguments)
-        if code:
-            sys.exit(code)
 
-    torch_xla.launch(worker)
-    return max(codes, default=0)
+def _worker(index: int, function: Callable[..., int], config: Config, arguments: Any) -> None:
+    code = _run_here(function, config, arguments)
+    if code:
+        sys.exit(code)
 {%- else %}
     return _run_here(function, config, arguments)
 {%- endif %}
@@ -367,7 +372,7 @@ def local_rank() -> int:
 
 
 def adopt_ranks() -> None:
-    """Give torch the ranks that srun gave this process; torchrun under srun has given its own already."""
+    """Give torch the ranks that srun gave this process, unless it has others already."""
     if "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ:
         os.environ.update(
             RANK=os.environ["SLURM_PROCID"],
@@ -420,7 +425,6 @@ def local_rank() -> int:
 
 def start(config: DistributedConfig) -> None:
     """Join the other processes of torch_xla."""
-    hide_other_devices(config)
     idist.initialize("xla-tpu")
 
 
@@ -445,12 +449,14 @@ def processes_to_spawn(config: DistributedConfig) -> int:
     return config.nproc_per_node or 1
 {%- endif %}
 {%- endif %}
+{%- if backend != "xla-tpu" %}
 
 
 def hide_other_devices(config: DistributedConfig) -> None:
     """Keep a training on the CPU from using GPUs that happen to be there."""
     if config.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+{%- endif %}
 
 
 def wrap_model(model: nn.Module) -> nn.Module:

@@ -1,0 +1,93 @@
+"""Is the rendered project as fast as a loop written by hand? ``nox -s benchmark``
+
+Both train the same model on the same data with two gloo processes, in turns, because the machine's speed drifts; the
+table gives samples per second and the ratio of the medians. Results are kept in benchmarks/results.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+LIMIT_S = 300
+
+# name: dataset, training samples, width of the model, global batch, epochs
+CASES = {
+    "digits, width 32": ("digits", 1437, 32, 64, 15),
+    "digits, width 8, batch 16": ("digits", 1437, 8, 16, 8),
+    "synthetic 32x32, width 32": ("synthetic", 4096, 32, 128, 3),
+}
+
+
+def by_hand(dataset: str, size: int, width: int, batch_size: int, epochs: int) -> float:
+    """Return the samples per second of the loop written by hand."""
+    options = [f"--dataset={dataset}", f"--size={size}", f"--width={width}"]
+    options += [f"--batch-size={batch_size}", f"--epochs={epochs}"]
+    return float(output([*TORCHRUN, str(FOLDER / "by_hand.py"), *options]).split()[-1])
+
+
+def rendered(dataset: str, size: int, width: int, batch_size: int, epochs: int) -> float:
+    """Return the samples per second of the rendered project, its first epoch aside."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "data.dataset": dataset,
+            "data.synthetic_size": size,
+            "data.batch_size": batch_size,
+            "model.width": width,
+            "train.epochs": epochs,
+            "train.run_dir": folder,
+        }
+        options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+        output([*TORCHRUN, "-m", "my_ddl_project", "train", *options])
+        records = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()[1:]]
+        # Harmonic: every epoch has the same number of samples.
+        return statistics.harmonic_mean([record["samples_per_second"] for record in records])
+
+
+def output(command: list[str]) -> str:
+    """Run a command to its end and return what it printed."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout
+
+
+def main() -> None:
+    """Run every case in turns and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    import torch
+
+    lines = [
+        f"Samples per second of two gloo processes, median of {rounds} rounds in turns (lowest to highest), "
+        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPU cores, "
+        f"{datetime.date.today().isoformat()}.\n\n",
+        "| case | rendered project | loop by hand | ratio |\n|---|---|---|---|\n",
+    ]
+    for name, case in CASES.items():
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(rounds):
+            ours.append(rendered(*case))
+            theirs.append(by_hand(*case))
+        ratio = statistics.median(ours) / statistics.median(theirs)
+        cells = [f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})" for speeds in (ours, theirs)]
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {ratio:.2f} |\n")
+        print(lines[-1], end="", flush=True)
+    (FOLDER / "results" / "throughput-cpu.md").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()
