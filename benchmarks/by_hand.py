@@ -34,7 +34,9 @@ def main() -> None:
     share = options.batch_size // dist.get_world_size()
     loader = DataLoader(dataset, batch_size=share, sampler=sampler, drop_last=True)
     torch.manual_seed(0)
-    model = DistributedDataParallel(create_model(ModelConfig(width=options.width), source.shape, source.num_classes))
+    model = DistributedDataParallel(
+        create_model(ModelConfig(width=options.width), source.shape, source.num_classes)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), 0.003)
     loss_function = torch.nn.CrossEntropyLoss()
 

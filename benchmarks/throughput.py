@@ -49,7 +49,7 @@ def rendered(dataset: str, size: int, width: int, batch_size: int, epochs: int) 
         output([*TORCHRUN, "-m", "my_ddl_project", "train", *options])
         records = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()[1:]]
         # Harmonic: every epoch has the same number of samples.
-        return statistics.harmonic_mean([record["samples_per_second"] for record in records])
+        return statistics.harmonic_mean([float(record["samples_per_second"]) for record in records])
 
 
 def output(command: list[str]) -> str:
@@ -70,10 +70,10 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     import torch
 
+    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPU cores"
     lines = [
-        f"Samples per second of two gloo processes, median of {rounds} rounds in turns (lowest to highest), "
-        f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPU cores, "
-        f"{datetime.date.today().isoformat()}.\n\n",
+        f"Samples per second of two gloo processes: median of {rounds} rounds in turns (lowest to highest).\n",
+        f"{machine}, {datetime.date.today().isoformat()}.\n\n",
         "| case | rendered project | loop by hand | ratio |\n|---|---|---|---|\n",
     ]
     for name, case in CASES.items():
@@ -83,7 +83,10 @@ def main() -> None:
             ours.append(rendered(*case))
             theirs.append(by_hand(*case))
         ratio = statistics.median(ours) / statistics.median(theirs)
-        cells = [f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})" for speeds in (ours, theirs)]
+        cells = [
+            f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
+            for speeds in (ours, theirs)
+        ]
         lines.append(f"| {name} | {cells[0]} | {cells[1]} | {ratio:.2f} |\n")
         print(lines[-1], end="", flush=True)
     (FOLDER / "results" / "throughput-cpu.md").write_text("".join(lines))

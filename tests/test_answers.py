@@ -157,7 +157,9 @@ def test_a_git_url_renders_what_the_working_tree_renders(
     assert snapshot(tmp_path / "my-ddl-project") == snapshot(bake(backend="horovod").path)
 
 
-def test_a_replay_and_the_stored_answers_re_create_the_project_byte_for_byte(shell: Shell, tmp_path: Path) -> None:
+def test_a_replay_and_the_stored_answers_re_create_the_project_byte_for_byte(
+    shell: Shell, tmp_path: Path
+) -> None:
     answers = [
         "project_name=Re Played",
         'author_name=Ann "The Möwe" O\'Neill',

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,13 @@ class Installed:
     environment: dict[str, str]
 
     def run(
-        self, *command: str, limit_s: float = COMMAND_LIMIT_S, **extra: str
+        self, *command: str, limit_s: float = COMMAND_LIMIT_S, extra: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the project's folder and environment."""
         return subprocess.run(
             command,
             cwd=self.path,
-            env=self.environment | extra,
+            env=self.environment | dict(extra or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -55,7 +56,7 @@ class Installed:
 
     def succeed(self, *command: str, **extra: str) -> str:
         """Run a command that has to end well; return what it printed."""
-        done = self.run(*command, **extra)
+        done = self.run(*command, extra=extra)
         assert done.returncode == 0, (
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         )
@@ -170,7 +171,7 @@ def test_what_cannot_work_is_refused_before_training(bake: Bake, launcher: str, 
             (1, "pip install -e '.[vision]'", ["--data.dataset", "cifar10"], {}),
         ]
         for code, sentence, settings, environment in cases:
-            done = project.run("scripts/train.sh", *settings, limit_s=60, **environment)
+            done = project.run("scripts/train.sh", *settings, limit_s=60, extra=environment)
             assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
             assert "Traceback" not in done.stderr
             assert done.stderr.count("\n") == 1, done.stderr
@@ -183,12 +184,69 @@ def test_what_cannot_work_is_refused_before_training(bake: Bake, launcher: str, 
 def test_a_gpu_project_without_a_gpu_says_how_to_try_it(bake: Bake, tmp_path: Path) -> None:
     project = install(bake, Target("gpu", "nccl", "torchrun"), tmp_path)
     if has_gpu(project):
-        done = project.run("scripts/train.sh", NPROC_PER_NODE="99")
+        done = project.run("scripts/train.sh", extra={"NPROC_PER_NODE": "99"})
         assert "start at most" in done.stderr
     else:
         done = project.run("scripts/train.sh")
         assert "--distributed.device cpu --distributed.backend gloo" in done.stderr
     assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+TORCHVISION = "torchvision==0.28.0"
+# PyPI's wheel holds CUDA code, which a torch for the CPU cannot load. Datasets and transforms are Python, and want to
+# see no more than the declarations of the compiled operators.
+STAND_IN_FOR_COMPILED_OPERATORS = """\
+import importlib.util
+from pathlib import Path
+import torch
+try:
+    torch.ops.load_library(Path(importlib.util.find_spec("torchvision").origin).parent / "_C.so")
+except OSError:
+    library = torch.library.Library("torchvision", "DEF")  # the declarations live as long as it does
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+DIGITS_AS_FILES = """\
+import sys
+from pathlib import Path
+from PIL import Image
+from sklearn.datasets import load_digits
+digits = load_digits()
+for i, (pixels, label) in enumerate(zip(digits.images, digits.target)):
+    folder = Path(sys.argv[1]) / ("val" if i % 5 == 0 else "train") / str(label)
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((pixels * 15.9).astype("uint8")).convert("RGB").save(folder / f"{i}.png")
+"""
+
+
+def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
+    bake: Bake, tmp_path: Path
+) -> None:
+    project = install(bake, Target("cpu", "gloo", "spawn"), tmp_path)
+    project.succeed("uv", "pip", "install", "--python", str(tmp_path / "venv"), "--no-deps", TORCHVISION)
+    (project.path / "sitecustomize.py").write_text(STAND_IN_FOR_COMPILED_OPERATORS)
+    project.succeed("python3", "-c", DIGITS_AS_FILES, "images")
+    settings = [
+        "--data.dataset",
+        "folder",
+        "--data.root",
+        "images",
+        "--data.image_size",
+        "8",
+        "--data.num_workers",
+        "1",
+    ]
+    project.succeed("scripts/train.sh", *settings, "--train.epochs", "6", PYTHONPATH=str(project.path))
+    summary = read_json(project.path / "runs" / "default" / "summary.json")
+    assert summary["val_accuracy"] >= 0.95
+
+    # Nothing answers at the address of the download.
+    settings = ["--data.dataset", "cifar10", "--train.run_dir", "runs/cifar10"]
+    blocked = {"https_proxy": "http://127.0.0.1:9", "PYTHONPATH": str(project.path)}
+    done = project.run("scripts/train.sh", *settings, limit_s=60, extra=blocked)
+    assert done.returncode == 1
+    assert done.stderr.count("error: could not download CIFAR-10") == 1, done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,37 +16,59 @@ import pytest
 import torch
 
 from {{ cookiecutter.package_name }} import distributed
+from {{ cookiecutter.package_name }}.__main__ import main
 
 PACKAGE = "{{ cookiecutter.package_name }}"
 PROJECT = Path(__file__).parent.parent
 TIMEOUT_S = 300
 
-# The tests run where the hardware may be missing.
+# The tests run where the hardware may be missing, and compare what one thread computes.
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
-def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in the project's folder."""
-    return subprocess.run(
-        command,
-        cwd=PROJECT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended and what it said."""
+
+    code: int
+    output: str
+    errors: str
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m PACKAGE`` with ``arguments`` in one process."""
-    return run([sys.executable, "-m", PACKAGE, *arguments], **environment)
+def call(*arguments: str) -> Answer:
+    """Run one command of the package in this process."""
+    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
+        code = main([*arguments, *distributed.TRIAL])
+    return Answer(code, output.getvalue(), errors.getvalue())
+
+
+def run(command: list[str]) -> Answer:
+    """Run any command in the project's folder."""
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@lru_cache
+def reason_not_to_start(processes: int) -> str:
+    """Return why so many processes of this project cannot run on this machine, or nothing."""
+    nproc = ("--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes))
+    return call("doctor", "--quiet", *nproc).errors.strip()
+
+
+def launch(processes: int, *arguments: str) -> Answer:
+    """Run this package in ``processes`` processes, started as this project starts them, and expect success."""
+    if reason := reason_not_to_start(processes):
+        pytest.skip(f"{processes} processes cannot run here: {reason}")
+    answer = run(distributed.local_command(processes, [*arguments, *distributed.TRIAL]))
+    assert answer.code == 0, answer.errors
+    return answer
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory that a training has left."""
+    """A run directory that a training has left, and what it logged."""
 
     path: Path
     log: str
@@ -59,31 +82,14 @@ class Run:
         summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
         return summary
 
-    def checkpoint(self, kind: str = "last") -> Path:
-        files = sorted((self.path / "checkpoints").glob(f"{kind}_*.pt"), key=lambda file: file.stat().st_mtime)
-        return files[-1]
+    def checkpoint(self) -> Path:
+        return max((self.path / "checkpoints").glob("last_*.pt"), key=lambda file: file.stat().st_mtime)
 
     def weights(self) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = torch.load(self.checkpoint(), weights_only=True)["model"]
         return weights
 
 
-@lru_cache
-def reason_not_to_start(processes: int) -> str:
-    """Return why so many processes of this project cannot run on this machine, or nothing."""
-    nproc = ("--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes))
-    return call("doctor", "--quiet", *distributed.TRIAL, *nproc).stderr.strip()
-
-
-def launch(processes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run this package in ``processes`` processes, started as this project starts them, and expect success."""
-    if reason := reason_not_to_start(processes):
-        pytest.skip(f"{processes} processes cannot run here: {reason}")
-    result = run(distributed.local_command(processes, [*arguments, *distributed.TRIAL]))
-    assert result.returncode == 0, result.stderr
-    return result
-
-
 def train(run_dir: Path, processes: int, *settings: str) -> Run:
     """Train in ``processes`` processes and return the run directory."""
-    return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings).stderr)
+    return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings).errors)

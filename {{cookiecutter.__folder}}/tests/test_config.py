@@ -1,11 +1,10 @@
 """Settings: their defaults, and what is refused."""
 
-import subprocess
 import sys
 
 import pytest
 import yaml
-from conftest import PACKAGE, PROJECT
+from conftest import PACKAGE, PROJECT, run
 
 from {{ cookiecutter.package_name }}.__main__ import main
 from {{ cookiecutter.package_name }}.config import Config, to_dict
@@ -46,6 +45,6 @@ def test_bad_usage_is_refused_in_one_sentence(
 def test_help_answers_without_importing_torch() -> None:
     code = f"import sys; sys.argv = ['x', 'train', '--help']\nfrom {PACKAGE}.__main__ import main\n"
     code += "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert "--data.batch_size" in result.stdout
-    assert result.stdout.endswith("False\n")
+    answer = run([sys.executable, "-c", code])
+    assert "--data.batch_size" in answer.output
+    assert answer.output.endswith("False\n")

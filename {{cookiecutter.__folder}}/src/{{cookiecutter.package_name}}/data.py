@@ -205,6 +205,9 @@ def import_torchvision(dataset: str) -> Any:
         import torchvision
     except ImportError:
         raise Refused(f"data.dataset {dataset} needs torchvision: pip install -e '.[vision]'", 1) from None
+    except RuntimeError as error:
+        # Its compiled operators load into the torch that they were built for, and no other.
+        raise Refused(f"torchvision does not fit torch {torch.__version__} ({error}): install both anew", 1) from None
     return torchvision
 
 
