@@ -42,7 +42,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise Refused(f"there is no command {command}: the valid ones are {', '.join(COMMANDS)}")
     program = f"python -m {__package__} {command}"
-    parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False)
+    parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
     if command == "evaluate":
         parser.add_argument("--checkpoint", type=str, required=True, help="file in the checkpoints folder of a run")

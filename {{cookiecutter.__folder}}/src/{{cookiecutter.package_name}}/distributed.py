@@ -87,11 +87,6 @@ DEVICES: tuple[Device, ...] = (DEVICE, "cpu")
 {%- else %}
 DEVICES: tuple[Device, ...] = (DEVICE,)
 {%- endif %}
-{%- if backend == "mpi" %}
-BACKEND_FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
-{%- elif native %}
-BACKEND_FIX = "install a torch that was built with it"
-{%- endif %}
 
 # What to add to the settings for a trial on a machine without the hardware.
 {%- if backend == "nccl" %}
@@ -100,6 +95,13 @@ TRIAL = ("--distributed.device", "cpu", "--distributed.backend", "gloo")
 TRIAL = ("--distributed.device", "cpu")
 {%- else %}
 TRIAL: tuple[str, ...] = ()
+{%- endif %}
+{%- if backend == "mpi" %}
+BACKEND_FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
+{%- elif backend == "nccl" %}
+BACKEND_FIX = f"install a torch with CUDA, or try it with {' '.join(TRIAL)}"
+{%- elif native %}
+BACKEND_FIX = "install a torch that was built with it"
 {%- endif %}
 
 # The exit code of a training that stopped on a signal after a checkpoint: start it again and it goes on.
