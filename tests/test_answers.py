@@ -83,7 +83,7 @@ def test_auto_takes_the_best_for_the_hardware(bake: Bake, answers: dict[str, str
     project = bake(**answers)
     assert str(project.target) == target
     # Stored is what was asked, as cookiecutter itself would replay it.
-    stored = json.loads(project.read(".ddl-template.json"))["cookiecutter"]
+    stored = json.loads(project.read(".ddl-template.json"))["default_context"]
     asked = {"hardware": "cpu", "backend": "auto", "launcher": "auto"} | answers
     assert {question: stored[question] for question in asked} == asked
 

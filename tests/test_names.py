@@ -184,7 +184,7 @@ def test_any_names_bake_files_that_parse_or_leave_nothing(
     assert metadata["name"] == project.answers["project_slug"]
     assert metadata["authors"] == [{"name": project.answers["author_name"]}]
     assert metadata["description"] == project.answers["description"]
-    stored = json.loads(project.read(".ddl-template.json"))["cookiecutter"]
+    stored = json.loads(project.read(".ddl-template.json"))["default_context"]
     assert {key: stored[key] for key in answers} == {key: project.answers[key] for key in answers}
 
 
