@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -68,9 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    import torch
-
-    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPU cores"
+    machine = f"torch {version('torch')}, Python {platform.python_version()}, {os.cpu_count()} CPU cores"
     lines = [
         f"Samples per second of two gloo processes: median of {rounds} rounds in turns (lowest to highest).\n",
         f"{machine}, {datetime.date.today().isoformat()}.\n\n",

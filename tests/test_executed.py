@@ -63,9 +63,11 @@ class Installed:
         return done.stdout
 
 
-def install(bake: Bake, target: Target, tmp_path: Path) -> Installed:
+def install(
+    bake: Bake, target: Target, tmp_path: Path, extras: str = "dev", **answers: str | bool
+) -> Installed:
     """Bake ``target`` and install it in a fresh environment, with nothing but what its own files ask for."""
-    baked = bake(**target._asdict())
+    baked = bake(**target._asdict(), **answers)
     project = tmp_path / "project"
     shutil.copytree(baked.path, project)
     venv = tmp_path / "venv"
@@ -83,7 +85,7 @@ def install(bake: Bake, target: Target, tmp_path: Path) -> Installed:
     }
     installed = Installed(project, baked.package, environment)
     installed.succeed("uv", "venv", "--quiet", "--python", sys.executable, str(venv))
-    pip = ("uv", "pip", "install", "--python", str(venv), "-e", ".[dev]")
+    pip = ("uv", "pip", "install", "--python", str(venv), "-e", f".[{extras}]")
     done = installed.run(*pip, limit_s=INSTALL_LIMIT_S)
     assert done.returncode == 0, done.stderr
     return installed
@@ -181,6 +183,41 @@ def test_what_cannot_work_is_refused_before_training(bake: Bake, launcher: str, 
     assert not (project.path / "runs").exists()
 
 
+# One GPU that is not there: what the project asks torch is answered, and nothing more.
+ONE_GPU = """\
+import sys
+import torch
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_name = lambda device: "a GPU"
+torch.distributed.is_backend_available = lambda backend: True
+from my_ddl_project.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_more_processes_than_gpus_are_refused_by_doctor_and_train(
+    bake: Bake, backend: str, tmp_path: Path
+) -> None:
+    project = install(bake, Target("gpu", backend, "spawn"), tmp_path)
+    for command in (["doctor", "--quiet"], ["train"]):
+        two = project.run("python3", "-c", ONE_GPU, *command, "--distributed.nproc_per_node", "2", limit_s=60)
+        assert two.returncode == 1
+        assert (
+            two.stderr
+            == "error: 1 x a GPU, 2 processes per node: start at most 1 processes per node, one for each GPU\n"
+        )
+    project.succeed("python3", "-c", ONE_GPU, "doctor", "--quiet", "--distributed.nproc_per_node", "1")
+    # As a launcher starts it, with no doctor before.
+    for local_rank, said in (
+        ("1", "error: more processes than GPUs: start at most 1 on each node\n"),
+        ("2", ""),
+    ):
+        place = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "3"}
+        started = project.run("python3", "-c", ONE_GPU, "train", limit_s=60, extra=place)
+        assert (started.returncode, started.stderr) == (1, said)
+
+
 def test_a_gpu_project_without_a_gpu_says_how_to_try_it(bake: Bake, tmp_path: Path) -> None:
     project = install(bake, Target("gpu", "nccl", "torchrun"), tmp_path)
     if has_gpu(project):
@@ -248,6 +285,18 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     assert done.returncode == 1
     assert done.stderr.count("error: could not download CIFAR-10") == 1, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_tracker_and_the_notebook_show_a_training(bake: Bake, tmp_path: Path) -> None:
+    target = Target("cpu", "gloo", "torchrun")
+    project = install(bake, target, tmp_path, extras="notebook", tracker="tensorboard", use_notebook=True)
+    project.succeed("jupyter", "execute", "--inplace", "notebooks/train.ipynb")
+    run = project.path / "runs" / "notebook"
+    assert read_json(run / "summary.json")["val_accuracy"] >= 0.97
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+    cells = read_json(project.path / "notebooks" / "train.ipynb")["cells"]
+    assert "image/png" in cells[-1]["outputs"][0]["data"]
+    assert "'epoch': 15" in "".join(cells[-2]["outputs"][0]["data"]["text/plain"])
 
 
 def test_every_target_is_typed(bake: Bake, tmp_path: Path) -> None:

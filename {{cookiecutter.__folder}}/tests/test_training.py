@@ -1,7 +1,10 @@
 """What a training learns, on any number of processes, in one go or in several."""
 
+import contextlib
 import json
 import logging
+import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -111,6 +114,23 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     more = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "2")
     assert [record["epoch"] for record in more.records] == [1, 2]
     assert "settings changed since this run began: train.epochs 1 -> 2" in more.log
+
+
+def test_a_bar_shows_on_a_terminal_only(trained: Run, tmp_path: Path) -> None:
+    reader, terminal = pty.openpty()
+    arguments = ["train", "--train.run_dir", str(tmp_path / "run"), *SHORT, "--train.epochs", "2", *distributed.TRIAL]
+    with os.fdopen(reader, "rb", buffering=0) as screen:
+        process = subprocess.Popen(distributed.local_command(1, arguments), cwd=PROJECT, stderr=terminal)
+        os.close(terminal)
+        shown = b""
+        # Linux answers with an error when the other side has closed.
+        with contextlib.suppress(OSError):
+            while chunk := screen.read(4096):
+                shown += chunk
+        assert process.wait(timeout=60) == 0
+    assert "epoch 2".encode() in shown
+    assert "\u2501".encode() in shown
+    assert "\u2501" not in trained.log
 
 
 def test_mixed_precision_learns(tmp_path: Path) -> None:

@@ -309,8 +309,7 @@ def _run_here(function: Callable[..., int], config: Config, arguments: Any) -> i
         start(config.distributed)
         return function(idist.get_local_rank(), config, *arguments)
     except Refused as refused:
-        # Every process of a node sees the same reason: the first one says it.
-        if local_rank() == 0:
+        if local_rank() == refused.local_rank:
             print(f"error: {refused}", file=sys.stderr, flush=True)
         return refused.exit_code
     finally:
@@ -342,7 +341,7 @@ def start(config: DistributedConfig) -> None:
     if config.device == "cuda":
         count = torch.cuda.device_count()
         if local_rank() >= count:
-            raise Refused(f"{local_rank() + 1} processes need as many GPUs, but {count} are visible", 1)
+            raise Refused(f"more processes than GPUs: start at most {count} on each node", 1, local_rank=count)
         torch.cuda.set_device(local_rank())
 {%- endif %}
     timeout = timedelta(seconds=config.timeout_s)
