@@ -24,6 +24,7 @@ from {{ cookiecutter.package_name }}.training import create_lr_scheduler, create
 
 # A short training whose steps are exact enough to compare.
 SHORT = ("--data.dataset", "synthetic", "--data.image_size", "8", "--data.synthetic_size", "1024")
+ONE = (*SHORT, "--distributed.nproc_per_node", "1")
 EXACT = (*SHORT, "--optim.name", "sgd", "--optim.lr", "0.05", "--train.max_iterations", "30")
 
 
@@ -37,6 +38,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One short training in a single process."""
     return train(tmp_path_factory.mktemp("alone") / "run", 1, *EXACT)
+
+
+def test_micro_batches_learn_what_whole_batches_learn(alone: Run, tmp_path: Path) -> None:
+    parts = train(tmp_path / "parts", 2, *EXACT, "--optim.micro_batches", "4")
+    assert_equal_weights(alone, parts, tolerance=1e-5)
+
+
+def test_clipped_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
+    # So small a norm that every step is clipped, in other words to gradients of the same length.
+    clip = ("--optim.clip_norm", "0.05", "--optim.micro_batches", "2")
+    one, two = train(tmp_path / "one", 1, *EXACT, *clip), train(tmp_path / "two", 2, *EXACT, *clip)
+    assert_equal_weights(one, two, tolerance=1e-5)
 
 
 def assert_equal_weights(one: Run, other: Run, tolerance: float) -> None:
@@ -109,7 +122,7 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     again = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "1")
     assert "is complete" in again.log
     assert again.checkpoint().stat().st_mtime_ns == before
-    refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *SHORT)
+    refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *ONE)
     assert (refused.code, "holds a run already" in refused.errors) == (1, True), refused.errors
     more = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "2")
     assert [record["epoch"] for record in more.records] == [1, 2]
@@ -128,7 +141,7 @@ def test_a_bar_shows_on_a_terminal_only(trained: Run, tmp_path: Path) -> None:
             while chunk := screen.read(4096):
                 shown += chunk
         assert process.wait(timeout=60) == 0
-    assert "epoch 2".encode() in shown
+    assert b"epoch 2" in shown
     assert "\u2501".encode() in shown
     assert "\u2501" not in trained.log
 
@@ -167,7 +180,7 @@ def test_the_learning_rate_warms_up_and_decays_to_almost_zero(warmup: int) -> No
 
 def test_a_checkpoint_of_another_model_is_refused(alone: Run, tmp_path: Path) -> None:
     folder = shutil.copytree(alone.path, tmp_path / "run")
-    refused = call("train", "--train.run_dir", str(folder), *SHORT, "--model.width", "16")
+    refused = call("train", "--train.run_dir", str(folder), *ONE, "--model.width", "16")
     assert refused.code == 2
     assert "is not a checkpoint of this model" in refused.errors
     assert "Traceback" not in refused.errors

@@ -79,11 +79,18 @@ class OptimConfig:
     """decoupled for adamw, L2 penalty for sgd"""
     warmup_epochs: float = 1.0
     """epochs of linear warm-up, before the cosine decay to zero"""
+    clip_norm: float | None = None
+    """scale the gradients of a step down to this norm; null leaves them"""
+    micro_batches: int = 1
+    """parts of the batch whose gradients are added up before the step, to need less memory; the step is the same"""
 
     def __post_init__(self) -> None:
         if self.lr <= 0:
             raise ValueError(f"optim.lr must be positive, not {self.lr}")
         _require_at_least(0, optim__weight_decay=self.weight_decay, optim__warmup_epochs=self.warmup_epochs)
+        _require_at_least(1, optim__micro_batches=self.micro_batches)
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise ValueError(f"optim.clip_norm must be positive, not {self.clip_norm}")
 
 
 @dataclass(frozen=True)

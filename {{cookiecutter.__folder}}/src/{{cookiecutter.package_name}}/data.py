@@ -154,12 +154,14 @@ class EvaluationBatches:
         return iter(self.batches)
 
 
-def check_batch_size(batch_size: int, world_size: int) -> None:
-    """Raise Refused, with the two nearest sizes that work, unless ``batch_size`` divides by ``world_size``."""
-    if batch_size % world_size:
-        lower = batch_size // world_size * world_size
-        choices = f"{lower} or {lower + world_size}" if lower else str(world_size)
-        raise Refused(f"data.batch_size {batch_size} does not divide by {world_size} processes: choose {choices}")
+def check_batch_size(batch_size: int, world_size: int, micro_batches: int = 1) -> None:
+    """Raise Refused, with the two nearest sizes that work, unless the batch divides by processes and micro-batches."""
+    parts = world_size * micro_batches
+    if batch_size % parts:
+        lower = batch_size // parts * parts
+        choices = f"{lower} or {lower + parts}" if lower else str(parts)
+        by = f"{world_size} processes" + (f" x {micro_batches} micro-batches" if micro_batches > 1 else "")
+        raise Refused(f"data.batch_size {batch_size} does not divide by {by}: choose {choices}")
 
 
 @lru_cache(maxsize=2)

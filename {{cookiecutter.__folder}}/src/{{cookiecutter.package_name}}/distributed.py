@@ -9,6 +9,9 @@ The only module that knows what the project was made for: hardware {{ cookiecutt
 from __future__ import annotations
 
 import gc
+{%- if launcher == "spawn" and native %}
+import logging
+{%- endif %}
 import os
 {%- if launcher != "spawn" %}
 import shutil
@@ -22,6 +25,7 @@ import socket
 {%- endif %}
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 {%- if native %}
 from datetime import timedelta
@@ -250,6 +254,8 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
     )
     stopped = torch.multiprocessing.get_context("spawn").Value("b", False)
     arguments_of_worker = (function, config, arguments, stopped)
+    # When one ends early, spawn ends the others and tells about each of them.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     workers = spawn(_worker, arguments_of_worker, nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -477,24 +483,68 @@ def wrap_model(model: nn.Module) -> nn.Module:
 {%- endif %}
 
 
-def wrap_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+def wrap_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, micro_batches: int) -> torch.optim.Optimizer:
     """Let the optimizer take part in averaging the gradients, where the backend wants that."""
 {%- if backend == "horovod" %}
-    wrapped: torch.optim.Optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    wrapped: torch.optim.Optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), backward_passes_per_step=micro_batches
+    )
     return wrapped
 {%- else %}
     return optimizer
 {%- endif %}
 
 
-def optimizer_step(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
-    """Update the weights; ``scaler`` has scaled the loss and skips a step with infinite gradients."""
-{%- if backend == "xla-tpu" %}
-    xm.optimizer_step(optimizer)
+def local_gradients(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """Let a backward pass inside the ``with`` block add to the gradients of this process alone."""
+{%- if native %}
+    if enabled and isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+{%- elif backend == "horovod" %}
+    # The optimizer counts the backward passes itself.
 {%- else %}
+    # Gradients are exchanged in the step, whatever the number of backward passes.
+{%- endif %}
+    return nullcontext()
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None
+) -> None:
+    """Update the weights.
+
+    Args:
+        scaler: has scaled the loss, and skips a step with infinite gradients.
+        clip_norm: scale the averaged gradients of all processes down to this norm.
+    """
+{%- if backend == "xla-tpu" %}
+    if clip_norm is None:
+        xm.optimizer_step(optimizer)
+    else:
+        xm.reduce_gradients(optimizer)
+        nn.utils.clip_grad_norm_(_parameters(optimizer), clip_norm)
+        optimizer.step()
+    torch_xla.sync()
+{%- elif backend == "horovod" %}
+    # The gradients are averaged while the backward pass runs: wait for that before looking at them.
+    optimizer.synchronize()  # type: ignore[attr-defined]
+    scaler.unscale_(optimizer)
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(_parameters(optimizer), clip_norm)
+    with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+        scaler.step(optimizer)
+    scaler.update()
+{%- else %}
+    if clip_norm is not None:
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(_parameters(optimizer), clip_norm)
     scaler.step(optimizer)
     scaler.update()
 {%- endif %}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def disk_saver(folder: Path) -> DiskSaver:

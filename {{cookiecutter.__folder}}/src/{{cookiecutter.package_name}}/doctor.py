@@ -57,7 +57,7 @@ def _batch_check(config: Config) -> Check:
     world_size = distributed.planned_world_size(config.distributed)
     found = f"{config.data.batch_size} samples over {world_size} processes"
     try:
-        check_batch_size(config.data.batch_size, world_size)
+        check_batch_size(config.data.batch_size, world_size, config.optim.micro_batches)
     except Refused as refused:
         reason, _, fix = str(refused).partition(": ")
         return Check("global batch", False, reason, fix, refused.exit_code)

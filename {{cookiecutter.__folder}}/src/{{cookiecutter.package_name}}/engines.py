@@ -27,16 +27,22 @@ def create_trainer(
     """
     device = idist.device()
     dtype = AUTOCAST_TYPES[config.train.amp]
+    parts, clip_norm = config.optim.micro_batches, config.optim.clip_norm
 
     def step(engine: Engine, batch: Batch) -> Tensor:
         images = batch[0].to(device, non_blocking=True)
         labels = batch[1].to(device, non_blocking=True)
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = loss_function(model(images), labels)
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        distributed.optimizer_step(optimizer, scaler)
-        return loss.detach()
+        losses = []
+        for part in range(parts):
+            # The processes exchange gradients once for each step, with the last part.
+            with distributed.local_gradients(model, enabled=part < parts - 1):
+                with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                    loss = loss_function(model(images[part::parts]), labels[part::parts]) / parts
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        distributed.optimizer_step(optimizer, scaler, clip_norm)
+        return losses[0] if parts == 1 else torch.stack(losses).sum()
 
     trainer = Engine(step)
     trainer.add_event_handler(Events.EPOCH_STARTED, lambda: model.train())

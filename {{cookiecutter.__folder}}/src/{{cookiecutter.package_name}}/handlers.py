@@ -20,6 +20,8 @@ import torch
 import yaml
 from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import distributed
 from .config import Config, Refused, changed_settings, to_dict
@@ -244,21 +246,36 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
         raise Refused(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
 
 
-def log_progress(trainer: Engine, meter: LossMeter, every: int) -> None:
+@contextmanager
+def progress(trainer: Engine, meter: LossMeter, every: int) -> Iterator[None]:
     """Read the loss of all ranks every so many steps and show it as a bar where a person looks at rank 0's terminal."""
-    bar = _progress_bar(trainer) if idist.get_rank() == 0 and sys.stderr.isatty() else None
+    bar = _bar() if idist.get_rank() == 0 and sys.stderr.isatty() else None
 
     @trainer.on(Events.ITERATION_COMPLETED(every=every))
     def read() -> None:
         loss = meter.read()
         if bar:
-            bar(loss)
+            state = trainer.state
+            assert state.epoch_length is not None
+            assert state.max_epochs is not None
+            total = state.epoch_length * state.max_epochs
+            bar.update(bar.task_ids[0], completed=state.iteration, total=total, epoch=state.epoch, loss=loss)
+
+    if not bar:
+        yield
+        return
+    with bar:
+        # While a bar is shown, what is written to this stream appears above it.
+        screens = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
+        streams = [handler.setStream(sys.stderr) for handler in screens]
+        try:
+            yield
+        finally:
+            for handler, stream in zip(screens, streams, strict=True):
+                handler.setStream(stream)
 
 
-def _progress_bar(trainer: Engine) -> Callable[[float], None]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+def _bar() -> Progress:
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),
@@ -266,19 +283,9 @@ def _progress_bar(trainer: Engine) -> Callable[[float], None]:
         TextColumn("loss {task.fields[loss]:.4f}"),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = progress.add_task("", total=None, epoch=0, loss=float("nan"))
-    trainer.add_event_handler(Events.STARTED, lambda: progress.start())
-    trainer.add_event_handler(Events.COMPLETED | Events.EXCEPTION_RAISED, lambda: progress.stop())
-
-    def show(loss: float) -> None:
-        state = trainer.state
-        assert state.epoch_length is not None
-        assert state.max_epochs is not None
-        total = state.epoch_length * state.max_epochs
-        progress.update(task, completed=state.iteration, total=total, epoch=state.epoch, loss=loss)
-
-    return show
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("", total=None, epoch=0, loss=float("nan"))
+    return bar
 
 
 class StopSignals:

@@ -16,7 +16,7 @@ from torch import nn
 
 from . import distributed, handlers
 from .config import Config, OptimConfig, Refused
-from .data import EvaluationBatches, TrainingBatches, create_datasets, create_loader
+from .data import EvaluationBatches, TrainingBatches, check_batch_size, create_datasets, create_loader
 from .engines import LossMeter, create_evaluator, create_trainer
 from .model import create_model
 
@@ -35,6 +35,7 @@ def training(local_rank: int, config: Config) -> int:
     world_size = idist.get_world_size()
     logger.info("%s x %s, backend %s", world_size, handlers.device_name(), idist.backend() or "none")
 
+    check_batch_size(config.data.batch_size, world_size, config.optim.micro_batches)
     train_set, val_set = create_datasets(config.data)
     batches = TrainingBatches(len(train_set), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(train_set, batches, config.data.num_workers)
@@ -48,7 +49,8 @@ def training(local_rank: int, config: Config) -> int:
     if config.train.compile:
         plain_model.compile()
     model = distributed.wrap_model(plain_model)
-    optimizer = distributed.wrap_optimizer(create_optimizer(plain_model, config.optim, world_size), plain_model)
+    optimizer = create_optimizer(plain_model, config.optim, world_size)
+    optimizer = distributed.wrap_optimizer(optimizer, plain_model, config.optim.micro_batches)
     scheduler = create_lr_scheduler(optimizer, round(config.optim.warmup_epochs * len(batches)), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
@@ -85,7 +87,6 @@ def training(local_rank: int, config: Config) -> int:
 
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
     trainer.add_event_handler(Events.ITERATION_COMPLETED, meter.update)
-    handlers.log_progress(trainer, meter, config.train.log_every)
     signals.attach(trainer, save_last, config.train.log_every)
     if config.train.max_iterations:
         trainer.add_event_handler(Events.ITERATION_COMPLETED(once=last_step), lambda: trainer.terminate())
@@ -108,7 +109,7 @@ def training(local_rank: int, config: Config) -> int:
             }
         )
         logger.info(
-            "epoch %d/%d: train_loss %.4f val_loss %.4f val_accuracy %.4f, %.0f samples/s",
+            "epoch %d/%d  train %.4f  val %.4f  accuracy %.4f  %.0f samples/s",
             trainer.state.epoch,
             config.train.epochs,
             meter.epoch_mean,
@@ -119,7 +120,7 @@ def training(local_rank: int, config: Config) -> int:
         save_best(trainer)
         save_last(trainer)
 
-    with signals.caught():
+    with handlers.progress(trainer, meter, config.train.log_every), signals.caught():
         trainer.run(train_loader, max_epochs=config.train.epochs)
     if signals.stopped:
         return distributed.STOPPED
