@@ -13,7 +13,7 @@ if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
   trap 'rm -f "$compiler"' EXIT
   printf '#!/bin/sh\nexec "%s" "$@" -std=c++17\n' "$(command -v "${CXX:-c++}")" >"$compiler"
   chmod +x "$compiler"
-  python3 -m pip install "setuptools<81" wheel cmake numpy packaging
+  python3 -m pip install "setuptools<81" wheel "cmake<4" numpy packaging
   CXX=$compiler HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
     HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
     python3 -m pip wheel --no-build-isolation --no-deps --wheel-dir "$wheels" horovod==0.28.1

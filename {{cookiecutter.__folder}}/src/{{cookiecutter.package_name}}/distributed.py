@@ -294,8 +294,10 @@ def _worker(local_rank: int, function: Callable[..., int], config: Config, argum
     codes: list[int] = horovod.run(_run_here, args=(function, config, arguments), np=nproc, use_gloo=True)
     return max(codes)
 {%- elif backend == "xla-tpu" %}
+    # The CPU is one device: it needs no process of its own, and signals reach the training.
+    one_process = os.environ.get("PJRT_DEVICE") == "CPU"
     try:
-        torch_xla.launch(_worker, args=(function, config, arguments))
+        torch_xla.launch(_worker, args=(function, config, arguments), debug_single_process=one_process)
     except SystemExit as end:
         return int(str(end.code))
     return 0

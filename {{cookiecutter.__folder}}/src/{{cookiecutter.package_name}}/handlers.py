@@ -7,6 +7,7 @@ import logging
 import platform
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -318,6 +319,10 @@ class StopSignals:
         def remember(number: int, frame: FrameType | None) -> None:
             self.received = number
 
+        if threading.current_thread() is not threading.main_thread():
+            # Python lets only the main thread catch signals, and some launchers train in another one.
+            yield
+            return
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
         previous = {number: signal.signal(number, remember) for number in numbers}
         try:

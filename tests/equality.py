@@ -1,0 +1,72 @@
+"""Train as plainly as torch can, then say how far the project's own training ended from it.
+
+Run inside the environment of a rendered project: ``python3 equality.py PACKAGE RUN_DIR``, where RUN_DIR holds a
+training with the settings of ``SETTINGS``. Prints one JSON object.
+"""
+
+import importlib
+import json
+import math
+import sys
+from pathlib import Path
+
+# What the training to compare with was given, beside these defaults: seed 0, no learning-rate scaling.
+STEPS, BATCH_SIZE, LR = 40, 64, 0.05
+SETTINGS = {
+    "data.batch_size": BATCH_SIZE,
+    "optim.name": "sgd",
+    "optim.lr": LR,
+    "optim.weight_decay": 0,
+    "optim.warmup_epochs": 0,
+    "train.max_iterations": STEPS,
+}
+
+
+def main() -> None:
+    """Compare and print."""
+    import torch
+
+    package, run_dir = sys.argv[1], Path(sys.argv[2])
+    config = importlib.import_module(f"{package}.config")
+    data = importlib.import_module(f"{package}.data")
+    model_module = importlib.import_module(f"{package}.model")
+
+    torch.set_num_threads(1)
+    train_set, val_set = data.create_datasets(config.DataConfig())
+    torch.manual_seed(0)
+    model = model_module.create_model(config.ModelConfig(), train_set.shape, train_set.num_classes)
+    optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9, nesterov=True)
+    steps_per_epoch = len(train_set) // BATCH_SIZE
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LR / 2 * (1 + math.cos(math.pi * step / STEPS))
+        epoch, place = divmod(step, steps_per_epoch)
+        order = data.epoch_order(len(train_set), 0, epoch)
+        images, labels = train_set.__getitems__(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE])
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    with torch.no_grad():
+        images, labels = val_set.__getitems__(data.epoch_order(len(val_set), 0, 0))
+        scores = model(images)
+        val_loss = float(torch.nn.functional.cross_entropy(scores, labels))
+        val_accuracy = float((scores.argmax(1) == labels).float().mean())
+
+    (checkpoint,) = (run_dir / "checkpoints").glob(f"last_{STEPS}.pt")
+    weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
+    record = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    difference = max(
+        float((weights[name] - tensor).abs().max()) for name, tensor in model.state_dict().items()
+    )
+    answer = {
+        "torch": torch.__version__,
+        "weights": difference,
+        "val_loss": abs(record["val_loss"] - val_loss),
+        "val_accuracy": abs(record["val_accuracy"] - val_accuracy),
+        "first_weight": next(iter(model.parameters())).flatten()[0].item(),
+    }
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
