@@ -2,7 +2,7 @@
 # /// script
 # dependencies = ["nox", "uv"]
 # ///
-"""The template's chores, each in an environment of its own: ``nox`` runs the first three.
+"""The template's chores, each in an environment of its own: ``nox`` runs lint, tests, variants and matrix.
 
 ``nox -s demo`` bakes the default project into ./demo and trains it.
 """
@@ -19,7 +19,7 @@ QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "tests", "variants"]
+nox.options.sessions = ["lint", "tests", "variants", "matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:
@@ -46,13 +46,38 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def variants(session: nox.Session) -> None:
-    """Install and train the targets, then write docs/support-matrix.md; arguments after -- go to pytest instead."""
+    """Install and train the targets that need no more than PyPI's wheels; arguments after -- go to pytest."""
+    executed(session, "not (horovod or mpi or xla)", "-n", "2")
+
+
+@nox.session
+def horovod(session: nox.Session) -> None:
+    """The same with Horovod, built once and kept in .cache."""
+    executed(session, "horovod")
+
+
+@nox.session
+def mpi(session: nox.Session) -> None:
+    """The same with a torch that was built with MPI, kept in .cache, and with mpirun. Needs root and debootstrap."""
+    executed(session, "mpi")
+
+
+@nox.session
+def xla(session: nox.Session) -> None:
+    """The same with torch_xla, on its CPU device."""
+    executed(session, "xla")
+
+
+def executed(session: nox.Session, marked: str, *options: str) -> None:
+    """Run the part of the executed suite that is so marked."""
     session.install("-r", "tests/requirements.txt")
-    if session.posargs:
-        session.run("pytest", "-m", "executed", *session.posargs)
-        return
-    session.run("python", "tests/matrix.py", "--forget")
-    session.run("pytest", "-n", "2", "-m", "executed", "--durations=0")
+    session.run("pytest", "-m", f"executed and ({marked})", "--durations=0", *options, *session.posargs)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Write docs/support-matrix.md from what the sessions above have seen; in CI, fail if its rows have changed."""
+    session.install("-r", "tests/requirements.txt")
     session.run("python", "tests/matrix.py", *(["--check"] if CI else []))
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 # What the training to compare with was given, beside these defaults: seed 0, no learning-rate scaling.
 STEPS, BATCH_SIZE, LR = 40, 64, 0.05
@@ -24,8 +25,8 @@ SETTINGS = {
 
 def main() -> None:
     """Compare and print."""
-    import torch
-
+    # Loaded by name, as this file is also read where there is no torch.
+    torch: Any = importlib.import_module("torch")
     package, run_dir = sys.argv[1], Path(sys.argv[2])
     config = importlib.import_module(f"{package}.config")
     data = importlib.import_module(f"{package}.data")

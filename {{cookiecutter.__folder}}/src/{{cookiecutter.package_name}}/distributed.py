@@ -13,6 +13,9 @@ import gc
 import logging
 {%- endif %}
 import os
+{%- if launcher == "mpirun" or backend == "mpi" %}
+import re
+{%- endif %}
 {%- if launcher != "spawn" %}
 import shutil
 {%- else %}
@@ -22,6 +25,9 @@ import signal
 {%- endif %}
 {%- if native and backend != "mpi" and launcher in ("torchrun", "spawn", "mpirun") %}
 import socket
+{%- endif %}
+{%- if launcher == "mpirun" or backend == "mpi" %}
+import subprocess
 {%- endif %}
 import sys
 from collections.abc import Callable, Iterator
@@ -36,9 +42,6 @@ from types import FrameType
 {%- endif %}
 from typing import Any
 
-{% if backend == "horovod" -%}
-import horovod.torch as hvd
-{% endif -%}
 import ignite.distributed as idist
 import torch
 {%- if native %}
@@ -61,6 +64,12 @@ from .config import Backend, Config, Device, DistributedConfig, Refused
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
 xm.xrt_world_size = xr.world_size
 xm.get_ordinal = xr.global_ordinal
+{%- elif backend == "horovod" %}
+
+try:
+    import horovod.torch as hvd
+except ImportError as error:
+    raise Refused(f"Horovod is not built for this torch ({error}): run scripts/install_horovod.sh", 1) from None
 {%- elif backend == "mpi" %}
 
 
@@ -187,6 +196,8 @@ def _device_check(config: DistributedConfig) -> Check:
     return Check("device", wanted <= count, found, f"start at most {count} processes per node, one for each GPU")
 {%- else %}
     kind = os.environ.get("PJRT_DEVICE", "")
+    if kind == "CPU" and (config.nproc_per_node or 1) > 1:
+        return Check("device", False, "the CPU is one device", "leave distributed.nproc_per_node at 1")
     return Check("device", bool(kind), f"PJRT_DEVICE={kind}", "set PJRT_DEVICE=TPU, or CPU for a trial")
 {%- endif %}
 
@@ -230,7 +241,7 @@ def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
 {%- if backend == "horovod" %}
     return ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, *module]
 {%- elif launcher == "mpirun" or backend == "mpi" %}
-    return ["mpirun", "-n", str(nproc_per_node), sys.executable, *module]
+    return [*mpirun(nproc_per_node), sys.executable, *module]
 {%- else %}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*torchrun, f"--nproc-per-node={nproc_per_node}", *module]
@@ -238,6 +249,19 @@ def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
 {%- endif %}
 
 
+{% if launcher == "mpirun" or backend == "mpi" -%}
+def mpirun(processes: int) -> list[str]:
+    """Return the start of a command that runs so many processes on this machine."""
+    options = []
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+    # Open MPI refuses root and more processes than cores unless it is told; MPICH knows no such options.
+    if re.search("Open MPI|Open RTE|PRTE", version):
+        options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        options += ["--oversubscribe"] if processes > (os.cpu_count() or 1) else []
+    return ["mpirun", *options, "-n", str(processes)]
+
+
+{% endif -%}
 def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
     """Call ``function(local_rank, config, *arguments)`` in every process of the training.
 

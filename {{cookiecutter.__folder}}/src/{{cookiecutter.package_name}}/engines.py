@@ -32,7 +32,7 @@ def create_trainer(
     def step(engine: Engine, batch: Batch) -> Tensor:
         images = batch[0].to(device, non_blocking=True)
         labels = batch[1].to(device, non_blocking=True)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         losses = []
         for part in range(parts):
             # The processes exchange gradients once for each step, with the last part.

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Run a command inside the folder that mpi_root.sh made:  mpi_enter.sh FOLDER DIRECTORY COMMAND [ARGUMENT ...]
+#
+# DIRECTORY is meant inside the folder. What is mounted for the command goes with it.
+set -euo pipefail
+root=$(realpath "$1")
+export root
+shift
+exec unshare --mount --propagation private bash -euo pipefail -c '
+  mount -t proc proc "$root/proc"
+  mount --rbind /sys "$root/sys"
+  mount --rbind /dev "$root/dev"
+  cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"
+  cp --dereference "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$root/etc/ssl/certs/ca-certificates.crt"
+  exec chroot "$root" env -i HOME=/root LANG=C.UTF-8 PATH=/work/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
+    sh -c '\''cd "$0" && exec "$@"'\'' "$@"
+' bash "$@"

