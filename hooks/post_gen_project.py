@@ -32,6 +32,6 @@ for name, keep in KEEP_IF.items():
 print(f"""
 {ANSWERS["project_slug"]} is ready ({ANSWERS["hardware"]}, {ANSWERS["__backend"]}, {LAUNCHER}). Next:
 
-  cd {ANSWERS["project_slug"]} && python3 -m pip install -e .
+  cd {ANSWERS["project_slug"]} && python3 -m pip install -e ".[dev]"
   scripts/train.sh
 """)

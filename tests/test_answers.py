@@ -123,7 +123,7 @@ def test_the_command_line_bakes_and_says_the_next_two_commands(shell: Shell, tmp
     assert done.returncode == 0, done.stderr
     assert "(gpu, nccl, slurm)" in done.stdout
     commands = [line.strip() for line in done.stdout.splitlines() if line.startswith("  ")]
-    assert commands == ["cd my-ddl-project && python3 -m pip install -e .", "scripts/train.sh"]
+    assert commands == ['cd my-ddl-project && python3 -m pip install -e ".[dev]"', "scripts/train.sh"]
     assert (tmp_path / "my-ddl-project/scripts/train.sbatch").is_file()
     assert not (tmp_path / "my-ddl-project/Dockerfile").exists()
 

@@ -1,8 +1,14 @@
 """What keeps this project in order: ``nox`` runs the formatter, the linter, the type checker and the tests."""
 
+import os
+
 import nox
 
 nox.options.default_venv_backend = "uv|virtualenv"
+
+# The checks run on the CPU: with uv, spare them what torch brings for other devices.
+if "UV_FIND_LINKS" not in os.environ:
+    os.environ.setdefault("UV_TORCH_BACKEND", "cpu")
 
 
 @nox.session

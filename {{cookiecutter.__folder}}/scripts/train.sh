@@ -49,6 +49,8 @@ settings=()
 for argument in "$@"; do
   if [[ $argument == --dry-run ]]; then
     dry_run=true
+  elif [[ $argument == -h || $argument == --help ]]; then
+    exec python3 -m {{ package }} train --help
   else
 {%- if launcher == "kubernetes" %}
     echo "error: $argument: the options of the training stand in scripts/trainjob.yaml" >&2
@@ -162,6 +164,8 @@ fi
 python3 -m {{ package }} doctor --quiet "${settings[@]}"
 {%- endif %}
 {%- if launcher == "slurm" %}
+# A mistyped setting is said here, not in a job that has waited for its turn.
+python3 -m {{ package }} train "${settings[@]}" --print_config >/dev/null
 "${command[@]}"
 echo "follow it:  squeue --me  and  tail -F slurm-JOBID.out"
 {%- else %}

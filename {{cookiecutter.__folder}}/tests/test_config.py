@@ -24,6 +24,8 @@ def test_the_default_file_holds_every_setting_with_its_default() -> None:
     [
         (["train", "--optim.rate", "1"], "there is no setting optim.rate: the valid ones are optim.name, optim.lr"),
         (["train", "--optim.lrr=1"], "did you mean optim.lr?"),
+        (["train", "--epochs", "3"], "did you mean train.epochs?"),
+        (["train", "--distributed.nproc_per_node", "two"], "distributed.nproc_per_node: not a valid value"),
         (["train", "--data.dataset", "mnist"], "one of ['digits', 'cifar10', 'folder', 'synthetic'], not mnist"),
         (["train", "--data.batch_size", "many"], "data.batch_size: expected int, not many"),
         (["train", "--data.batch_size", "0"], "data.batch_size must be at least 1, not 0"),

@@ -125,8 +125,16 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     assert again.checkpoint().stat().st_mtime_ns == before
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *ONE)
     assert (refused.code, "holds a run already" in refused.errors) == (1, True), refused.errors
+    settings = (first.path / "config.yaml").read_text()
+    refused = call("train", "--train.run_dir", str(first.path), *ONE, "--data.batch_size", "128", "--train.epochs", "2")
+    assert (refused.code, "keep data.dataset and data.batch_size" in refused.errors) == (2, True), refused.errors
+    assert (first.path / "config.yaml").read_text() == settings
     more = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "2")
     assert [record["epoch"] for record in more.records] == [1, 2]
+    # The schedule is that of the two epochs, and ends with them.
+    assert more.records[-1]["lr"] < 1e-4
+    lost = call("evaluate", "--checkpoint", str(first.path / "nowhere.pt"), "--distributed.nproc_per_node", "1")
+    assert (lost.code, "there is no checkpoint" in lost.errors) == (2, True), lost.errors
     assert "settings changed since this run began: train.epochs 1 -> 2" in more.log
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 from dataclasses import asdict, dataclass, field, fields
@@ -171,13 +172,18 @@ def add_settings(parser: ArgumentParser) -> None:
 def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
     """Read ``arguments``: a file given by --config, else configs/default.yaml if it exists, then the options.
 
+    An option wins over a file wherever it stands.
+
     Returns the settings and the values of the parser's other options.
 
     Raises:
         Refused: for an unknown key or a bad value, with the valid ones.
     """
-    if DEFAULT_CONFIG.exists() and not any(re.match(r"--config(=|$)", argument) for argument in arguments):
-        arguments = ["--config", str(DEFAULT_CONFIG), *arguments]
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", action="append", default=[])
+    given, options = finder.parse_known_args(arguments)
+    files = given.config or ([str(DEFAULT_CONFIG)] if DEFAULT_CONFIG.exists() else [])
+    arguments = [text for file in files for text in ("--config", file)] + options
     try:
         namespace = parser.parse_args(arguments)
         values = parser.instantiate(namespace).as_dict()
@@ -214,11 +220,13 @@ def _sentence(message: str) -> str:
         key = match[1]
         section = key.partition(".")[0]
         settings = [f"{name}.{item.name}" for name, cls in SECTIONS.items() for item in fields(cls)]
-        near = difflib.get_close_matches(key, settings, n=1, cutoff=0.85)
+        near = [name for name in settings if name.endswith(f".{key}")]
+        near = near or difflib.get_close_matches(key, settings, n=1, cutoff=0.85)
         valid = [name for name in settings if name.startswith(f"{section}.")] or list(SECTIONS)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"there is no setting {key}: {hint}the valid ones are {', '.join(valid)}"
     message = re.sub(r'^Parser key "([\w.]+)":\s*', r"\1: ", message.strip())
     message = message.replace("typing.Literal", "one of ").replace("Expected a ", "expected ")
     message = re.sub(r"<class '(\w+)'>", r"\1", message)
+    message = re.sub(r"Does not validate against any of the Union.*", "not a valid value", message, flags=re.DOTALL)
     return re.sub(r"\s*\n\s*", " ", message).replace(". Got value: ", ", not ")

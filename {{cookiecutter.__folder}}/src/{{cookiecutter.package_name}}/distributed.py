@@ -295,6 +295,9 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
         while not workers.join():
             pass
     except ProcessExitedException as error:
+        if error.exit_code < 0:
+            name = signal.Signals(-error.exit_code).name
+            print(f"error: rank {error.error_index} was ended by {name}: start again to go on", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
     except ProcessRaisedException as error:
         print(f"rank {error.error_index} failed:{error.msg}", file=sys.stderr)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import platform
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,7 +75,8 @@ class RunDirectory:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if (path / "config.yaml").exists():
                 self.changes = changed_settings(yaml.safe_load((path / "config.yaml").read_text()), self.config)
-            write_atomically(path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+            with tempfile.TemporaryFile(dir=path):
+                pass
         except OSError as error:
             return f"train.run_dir {path} cannot be written ({error.strerror}): choose another one"
         return ""
@@ -92,6 +95,11 @@ class RunDirectory:
             logger.addHandler(handler)
         if self.changes:
             logger.warning("settings changed since this run began: %s", ", ".join(self.changes))
+
+    def begin(self) -> None:
+        """Write config.yaml: from here on, the settings of this call are those of the run."""
+        if self.writes:
+            write_atomically(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
 
     def is_recorded(self, iteration: int) -> bool:
         """Tell whether the run has been evaluated after so many steps."""
@@ -240,10 +248,14 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     Raises:
         Refused: if the file is not a checkpoint of this model.
     """
+    if not path.is_file():
+        raise Refused(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
     try:
         Checkpoint.load_objects(objects, torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError:
+        raise Refused(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise Refused(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
 
 
@@ -306,9 +318,9 @@ class StopSignals:
         @trainer.on(Events.ITERATION_COMPLETED(every=every))
         def stop_if_agreed() -> None:
             if distributed.any_process(self.received is not None):
-                name = signal.Signals(self.received).name if self.received else "a signal in another process"
-                logger.warning("stopping on %s after step %s", name, trainer.state.iteration)
                 save(trainer)
+                step = trainer.state.iteration
+                logger.info("stopped by a signal after step %s, checkpoint saved: the same command goes on", step)
                 self.stopped = True
                 trainer.terminate()
 

@@ -33,7 +33,7 @@ def training(local_rank: int, config: Config) -> int:
     """
     run = handlers.RunDirectory(config)
     world_size = idist.get_world_size()
-    logger.info("%s x %s, backend %s", world_size, handlers.device_name(), idist.backend() or "none")
+    logger.info("processes: %s on %s, backend %s", world_size, handlers.device_name(), idist.backend() or "none")
 
     check_batch_size(config.data.batch_size, world_size, config.optim.micro_batches)
     train_set, val_set = create_datasets(config.data)
@@ -56,7 +56,7 @@ def training(local_rank: int, config: Config) -> int:
 
     trainer = create_trainer(model, optimizer, scaler, config)
     evaluator = create_evaluator(plain_model, config)
-    state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler}
     save_last, save_best = handlers.create_checkpoints(run, trainer, state)
 
     resumed_from = run.checkpoint_to_resume()
@@ -69,10 +69,16 @@ def training(local_rank: int, config: Config) -> int:
                 f"an epoch of {resumed_from} has {trainer.state.epoch_length} steps, with these settings it has "
                 f"{len(batches)}: keep data.dataset and data.batch_size, or choose another train.run_dir"
             )
+        # The schedule belongs to the settings, not to the checkpoint: more epochs, or another rate, change its course.
+        for _ in range(trainer.state.iteration):
+            scheduler(trainer)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = config.optim.weight_decay
     if trainer.state.iteration >= last_step:
         logger.info("%s is complete: raise train.epochs to go on, or choose another train.run_dir", run.path)
         return 0
 
+    run.begin()
     meter = LossMeter()
     signals = handlers.StopSignals()
     started = time.perf_counter()
