@@ -99,7 +99,9 @@ def training(local_rank: int, config: Config) -> int:
 
     @trainer.on(Events.EPOCH_COMPLETED | Events.COMPLETED)
     def evaluate_and_save() -> None:
-        if signals.stopped or run.is_recorded(trainer.state.iteration):
+        # A run that is stopped within an epoch is not evaluated: whoever sent the signal may not wait for that.
+        stopped_within = signals.stopped and trainer.state.iteration % len(batches) > 0
+        if stopped_within or run.is_recorded(trainer.state.iteration):
             return
         meter.read()
         speed = meter.epoch_steps * config.data.batch_size / (time.perf_counter() - started)
