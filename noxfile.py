@@ -47,25 +47,25 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def variants(session: nox.Session) -> None:
     """Install and train the targets that need no more than PyPI's wheels; arguments after -- go to pytest."""
-    executed(session, "not (horovod or mpi or xla)", "-n", "2")
+    executed(session, "not (horovod or mpi or xla or cluster)", "-n", "2")
 
 
 @nox.session
 def horovod(session: nox.Session) -> None:
     """The same with Horovod, built once and kept in .cache."""
-    executed(session, "horovod")
+    executed(session, "horovod", "-n", "2")
 
 
 @nox.session
 def mpi(session: nox.Session) -> None:
     """The same with a torch that was built with MPI, kept in .cache, and with mpirun. Needs root and debootstrap."""
-    executed(session, "mpi")
+    executed(session, "mpi", "-n", "2")
 
 
 @nox.session
 def xla(session: nox.Session) -> None:
     """The same with torch_xla, on its CPU device."""
-    executed(session, "xla")
+    executed(session, "xla", "-n", "2")
 
 
 def executed(session: nox.Session, marked: str, *options: str) -> None:
@@ -79,6 +79,18 @@ def matrix(session: nox.Session) -> None:
     """Write docs/support-matrix.md from what the sessions above have seen; in CI, fail if its rows have changed."""
     session.install("-r", "tests/requirements.txt")
     session.run("python", "tests/matrix.py", *(["--check"] if CI else []))
+
+
+@nox.session
+def launchers(session: nox.Session) -> None:
+    """Train on two nodes of this machine: Slurm, torchrun, mpirun, Kubernetes. Needs root, iproute2 and Slurm."""
+    executed(session, "cluster")
+
+
+@nox.session(venv_backend="none")
+def cluster(session: nox.Session) -> None:
+    """Make a cluster of two nodes on this machine, with Slurm: -- up, -- run node1 COMMAND, -- status, -- down."""
+    session.run("python3", "tests/facilities/cluster.py", *(session.posargs or ["--help"]), external=True)
 
 
 @nox.session

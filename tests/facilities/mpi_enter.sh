@@ -10,9 +10,11 @@ exec unshare --mount --propagation private bash -euo pipefail -c '
   mount -t proc proc "$root/proc"
   mount --rbind /sys "$root/sys"
   mount --rbind /dev "$root/dev"
-  cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"
-  cp --dereference "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$root/etc/ssl/certs/ca-certificates.crt"
-  exec chroot "$root" env -i HOME=/root LANG=C.UTF-8 PATH=/work/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+  # Two commands may be under way: what is there already is left alone.
+  provide() { cmp --silent "$1" "$root/$2" || cp --dereference "$1" "$root/$2"; }
+  provide /etc/resolv.conf etc/resolv.conf
+  provide "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" etc/ssl/certs/ca-certificates.crt
+  exec chroot "$root" env -i HOME=/root LANG=C.UTF-8 PATH="$1/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     sh -c '\''cd "$0" && exec "$@"'\'' "$@"
 ' bash "$@"

@@ -20,13 +20,20 @@
 #
 # NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}1, each with its GPU{% else %}2{% endif %})
 # NNODES          nodes (default: 1)
+# RUN_DIR         where the run is written (default: runs/ and the number of the job); an older one goes on
+# SEEDS           such as 0-4: an array of jobs, one for each seed
+{%- if cookiecutter.__backend in ("gloo", "nccl") %}
+# STARTER         srun (default) starts every process; torchrun starts those of a node, one torchrun on each
+{%- endif %}
+# SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT and the like are sbatch's own
 {%- elif launcher == "mpirun" %}
 # Train with mpirun:  scripts/train.sh [--dry-run] [--section.field value ...]
 #
 # NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
 # NNODES          nodes (default: 1); for more than one, HOSTFILE names a file of hosts
-{%- if cookiecutter.__backend != "mpi" and cookiecutter.__backend != "horovod" %}
-# MASTER_ADDR, MASTER_PORT   where the processes meet (default: 127.0.0.1, 29500)
+{%- if cookiecutter.__backend != "mpi" %}
+# MASTER_ADDR, MASTER_PORT   where the processes meet: the host of rank 0 (default: this machine), and a port that is
+#                 free there (default: any on one node, 29500 on several)
 {%- endif %}
 {%- elif launcher == "horovodrun" %}
 # Train with horovodrun:  scripts/train.sh [--dry-run] [--section.field value ...]
@@ -112,20 +119,32 @@ command=(env PJRT_DEVICE="${PJRT_DEVICE:-TPU}" python3 -m {{ package }} train "$
 # One thread for each process: as many as cores in each of them would make all of them wait.
 command=(env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" python3 -m {{ package }} train "${settings[@]}")
 {%- elif launcher == "slurm" %}
+if [[ " ${settings[*]}" == *" --train.run_dir"* ]]; then
+  echo "error: choose the run directory with RUN_DIR=..., so that the job knows it too" >&2
+  exit 2
+fi
 command=(
-  sbatch --nodes="$NNODES" --ntasks-per-node="$nproc_per_node"
+  sbatch --parsable --nodes="$NNODES" --ntasks-per-node="$nproc_per_node"
 {%- if cookiecutter.hardware == "gpu" %} --gpus-per-node="$nproc_per_node"
-{%- endif %}
+{%- endif %} ${SEEDS:+"--array=$SEEDS" "--output=slurm-%A_%a.out"}
   scripts/train.sbatch "${settings[@]}"
 )
 {%- elif launcher == "mpirun" %}
 options=(-n "$((nproc_per_node * NNODES))")
+{%- if cookiecutter.__backend != "mpi" %}
+master_addr=${MASTER_ADDR:-127.0.0.1}
+master_port=${MASTER_PORT:-$(python3 -c "import socket; print(socket.create_server(('', 0)).getsockname()[1])")}
+{%- endif %}
 if [[ $NNODES != 1 ]]; then
   options+=(--hostfile "${HOSTFILE:?names the hosts, one a line}")
+{%- if cookiecutter.__backend != "mpi" %}
+  master_addr=${MASTER_ADDR:-$(awk -F '[ :]' '!/^#/ && NF {print $1; exit}' "$HOSTFILE")}
+  master_port=${MASTER_PORT:-29500}
+{%- endif %}
 fi
 # Open MPI refuses root and more processes than cores unless it is told; MPICH knows no such thing.
-if mpirun --version 2>/dev/null | grep -q "Open MPI\|Open RTE\|PRTE"; then
-  options+=(-x OMP_NUM_THREADS{% if cookiecutter.__backend not in ("mpi", "horovod") %} -x MASTER_ADDR -x MASTER_PORT{% endif %})
+if [[ $(mpirun --version 2>/dev/null) =~ "Open MPI"|"Open RTE"|PRTE ]]; then
+  options+=(-x OMP_NUM_THREADS{% if cookiecutter.__backend != "mpi" %} -x MASTER_ADDR -x MASTER_PORT{% endif %})
   if [[ $(id -u) == 0 ]]; then
     options+=(--allow-run-as-root)
   fi
@@ -136,7 +155,7 @@ fi
 # One thread for each process: as many as cores in each of them would make all of them wait.
 command=(
   env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-{%- if cookiecutter.__backend not in ("mpi", "horovod") %} MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}" MASTER_PORT="${MASTER_PORT:-29500}"
+{%- if cookiecutter.__backend != "mpi" %} MASTER_ADDR="$master_addr" MASTER_PORT="$master_port"
 {%- endif %}
   mpirun "${options[@]}" python3 -m {{ package }} train "${settings[@]}"
 )
@@ -164,10 +183,16 @@ fi
 python3 -m {{ package }} doctor --quiet "${settings[@]}"
 {%- endif %}
 {%- if launcher == "slurm" %}
-# A mistyped setting is said here, not in a job that has waited for its turn.
-python3 -m {{ package }} train "${settings[@]}" --print_config >/dev/null
-"${command[@]}"
-echo "follow it:  squeue --me  and  tail -F slurm-JOBID.out"
+# A setting that cannot work is refused here, not in a job that has waited for its turn.
+python3 -m {{ package }} doctor --elsewhere "${settings[@]}"
+if ! command -v sbatch >/dev/null; then
+  echo "error: sbatch is not on the PATH: log in to the cluster" >&2
+  exit 1
+fi
+job=$("${command[@]}")
+job=${job%%;*}
+echo "job $job is submitted; it writes ${RUN_DIR:-runs/$job}"
+echo "follow it with  tail -F slurm-$job${SEEDS:+_*}.out  and  squeue --job $job, end it with  scancel $job"
 {%- else %}
 exec "${command[@]}"
 {%- endif %}

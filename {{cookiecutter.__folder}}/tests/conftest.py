@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 
 from {{ cookiecutter.package_name }} import distributed
 from {{ cookiecutter.package_name }}.__main__ import main
+from {{ cookiecutter.package_name }}.config import add_settings, parse
+from {{ cookiecutter.package_name }}.doctor import examine
 
 PACKAGE = "{{ cookiecutter.package_name }}"
 PROJECT = Path(__file__).parent.parent
@@ -53,8 +56,13 @@ def run(command: list[str]) -> Answer:
 @lru_cache
 def reason_not_to_start(processes: int) -> str:
     """Return why so many processes of this project cannot run on this machine, or nothing."""
-    nproc = ("--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes))
-    return call("doctor", "--quiet", *nproc).errors.strip()
+    parser = ArgumentParser(exit_on_error=False)
+    add_settings(parser)
+    nproc = ["--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes)]
+    config, _ = parse(parser, [*nproc, *distributed.TRIAL])
+    # These processes need this machine alone, not the cluster.
+    needed = (check for check in examine(distributed.resolve(config)) if check.name != "cluster")
+    return next((f"{check.found}: {check.fix}" for check in needed if not check.ok), "")
 
 
 def launch(processes: int, *arguments: str) -> Answer:

@@ -1,7 +1,9 @@
 """What the commands say, and how they end when something is wrong."""
 
+import json
+
 import pytest
-from conftest import PROJECT, call, run
+from conftest import PROJECT, call, launch, run
 
 
 def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
@@ -15,6 +17,20 @@ def test_the_doctor_names_the_first_thing_to_do() -> None:
     answer = call("doctor", "--train.run_dir", "/proc/nowhere")
     assert answer.code == 1
     assert answer.output.count("To do:") == 1
+
+
+def test_the_doctor_times_what_the_processes_exchange() -> None:
+    output = launch(2, "doctor", "--exchange").output
+    measured = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    assert measured["weights_difference"] == 0.0
+    assert measured["versions_differ"] == {}
+    small, large = measured["all_reduce"]
+    assert (small["bytes"], large["bytes"]) == (1024, 64 * 2**20)
+    for result in (small, large):
+        # With two processes, each sends and receives every byte once.
+        bandwidth = result["bytes"] / (result["milliseconds"] / 1e3) / 1e9
+        assert result["bus_bandwidth_gb_per_s"] == pytest.approx(bandwidth)
+    assert large["bus_bandwidth_gb_per_s"] > small["bus_bandwidth_gb_per_s"] > 0
 
 
 @pytest.mark.parametrize("command", [["doctor", "--quiet"], ["train"]])

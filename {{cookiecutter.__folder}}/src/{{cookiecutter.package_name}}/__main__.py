@@ -49,6 +49,10 @@ def run_command(command: str, arguments: list[str]) -> int:
         arguments = with_settings_of_the_run(arguments)
     elif command == "doctor":
         parser.add_argument("--quiet", action="store_true", help="say only what is wrong, in one sentence")
+        elsewhere = "say only what is wrong with the settings: the training will run on another machine"
+        parser.add_argument("--elsewhere", action="store_true", help=elsewhere)
+        parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+        parser.add_argument("--exchange", action="store_true", help="only exchange tensors between the processes")
     elif command == "shards":
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
     config, options = parse(parser, arguments)
@@ -66,10 +70,12 @@ def run_command(command: str, arguments: list[str]) -> int:
         return distributed.run(training.evaluation, config, options["checkpoint"])
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
-    if options["quiet"]:
-        doctor.preflight(config)
+    if options["exchange"]:
+        return distributed.run(doctor.exchange, config)
+    if options["quiet"] or options["elsewhere"]:
+        doctor.preflight(config, here=not options["elsewhere"])
         return 0
-    return doctor.doctor(config)
+    return doctor.doctor(config, as_json=bool(options["json"]))
 
 
 def with_settings_of_the_run(arguments: list[str]) -> list[str]:

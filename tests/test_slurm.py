@@ -1,0 +1,145 @@
+"""Train on a real Slurm of two nodes, and meet what jobs meet there: limits, preemption, lost nodes, scancel."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cluster
+import pytest
+from baking import Target
+from conftest import Bake
+from installing import Installed, install
+from launching import job_state, nothing_runs_on_the_nodes, output_of, submit, train, wait_for, wait_for_end
+
+pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("slurm_cluster")]
+
+TARGET = Target("cpu", "gloo", "slurm")
+# About a minute on this machine; an epoch takes about two seconds.
+LONG = ("--data.dataset", "synthetic", "--data.synthetic_size", "1024", "--train.epochs", "30")
+
+
+@pytest.fixture(scope="module")
+def project(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """One installation for all tests here: each writes its own run directory."""
+    return install(bake, TARGET, tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """After each test, no process of a training is left on any node."""
+    yield
+    cluster.slurm("scancel", "--user", "root")
+    wait_for(nothing_runs_on_the_nodes, "the processes of the training to end", 60)
+
+
+@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_two_nodes_train(project: Installed, starter: str, tasks: int) -> None:
+    run = f"runs/{starter}-{tasks}"
+    job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE=str(tasks), STARTER=starter)
+    assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    summary = project.read_json(f"{run}/summary.json")
+    assert summary["world_size"] == 2 * tasks
+    assert summary["nnodes"] == 2
+    assert summary["val_accuracy"] >= 0.97
+    assert summary["weights_difference"] == 0.0
+
+
+def test_the_run_directory_is_that_of_the_job_or_of_the_seed(project: Installed) -> None:
+    job = submit(project, "--config", "configs/smoke.yaml", SEEDS="3-4")
+    for seed in (3, 4):
+        summary = project.path / "runs" / job / f"seed-{seed}" / "summary.json"
+        wait_for(summary.exists, f"seed {seed}")
+        assert f"seed: {seed}" in summary.with_name("config.yaml").read_text()
+    job = submit(project, "--config", "configs/smoke.yaml")
+    assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    assert (project.path / "runs" / job / "summary.json").exists()
+
+
+@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+def test_the_time_limit_loses_nothing(project: Installed, starter: str) -> None:
+    run = f"runs/limit-{starter}"
+    # Slurm gives the signal as soon as less than so much is left: a quarter of a minute after the start.
+    limits = {"SBATCH_TIMELIMIT": "00:01:00", "SBATCH_SIGNAL": "USR1@45"}
+    job = submit(project, *LONG, RUN_DIR=run, NNODES="2", NPROC_PER_NODE="1", STARTER=starter, **limits)
+    wait_for(lambda: int(job_state(job)["Restarts"]) > 0, "the job to be queued again", 180)
+    assert "stopped by a signal" in output_of(project, job)
+    # Without a signal from here on, for the test to end soon.
+    cluster.slurm("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    assert_every_epoch_once(project, run)
+
+
+def test_preemption_loses_nothing(project: Installed) -> None:
+    job = submit(project, *LONG, RUN_DIR="runs/preempted", NNODES="2", NPROC_PER_NODE="1")
+    wait_for(lambda: "epoch 2/" in output_of(project, job), "the training")
+    urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"]
+    other = cluster.slurm("sbatch", "--parsable", *urgent).strip()
+    assert wait_for_end(other) == "COMPLETED"
+    assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    assert int(job_state(job)["Restarts"]) == 1
+    assert "stopped by a signal" in output_of(project, job)
+    assert_every_epoch_once(project, "runs/preempted")
+
+
+def test_a_node_that_dies_costs_one_epoch_at_most(project: Installed) -> None:
+    job = submit(project, *LONG, RUN_DIR="runs/node", NPROC_PER_NODE="2")
+    wait_for(lambda: "epoch 2/" in output_of(project, job), "the training")
+    node = job_state(job)["BatchHost"]
+    try:
+        cluster.crash(node)
+        wait_for(lambda: int(job_state(job)["Restarts"]) == 1, "Slurm to give up the node", 120)
+        assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+        assert job_state(job)["BatchHost"] != node
+    finally:
+        cluster.slurm_node_up(node)
+    assert_every_epoch_once(project, "runs/node")
+
+
+def test_a_cancelled_job_writes_a_checkpoint_and_does_not_come_back(project: Installed) -> None:
+    job = submit(project, *LONG, RUN_DIR="runs/cancelled", NNODES="2", NPROC_PER_NODE="1")
+    wait_for(lambda: "epoch 2/" in output_of(project, job), "the training")
+    cluster.slurm("scancel", job)
+    assert wait_for_end(job, 60) == "CANCELLED"
+    wait_for(nothing_runs_on_the_nodes, "the processes of the training to end", 60)
+    assert job_state(job)["JobState"] == "CANCELLED"
+    # The same run directory goes on.
+    train(project, TARGET, *LONG, run_dir="runs/cancelled")
+    assert project.read_json("runs/cancelled/summary.json")["resumed_from"]
+    assert_every_epoch_once(project, "runs/cancelled")
+
+
+def test_what_cannot_work_is_refused_before_it_waits_in_the_queue(project: Installed) -> None:
+    cases = [
+        (["--data.batch_size", "63"], "choose 62 or 64"),
+        (["--train.epoch", "3"], "did you mean train.epochs?"),
+        (["--train.run_dir", "runs/x"], "choose the run directory with RUN_DIR=..."),
+    ]
+    for settings, sentence in cases:
+        done = project.run("scripts/train.sh", *settings, extra={"SLURM_CONF": str(cluster.SLURM_CONF)})
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert done.stderr.count("\n") == 1
+    commands = Path(project.environment["VIRTUAL_ENV"], "bin")
+    for needed in ("bash", "dirname"):
+        (commands / needed).symlink_to(f"/bin/{needed}")
+    done = project.run("scripts/train.sh", extra={"PATH": str(commands)})
+    assert (done.returncode, done.stderr) == (1, "error: sbatch is not on the PATH: log in to the cluster\n")
+
+
+def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
+    size = {"NNODES": "2", "NPROC_PER_NODE": "1", "SLURM_CONF": str(cluster.SLURM_CONF)}
+    settings = ["--config", "configs/smoke.yaml"]
+    said = project.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)
+    job = project.succeed("bash", "-c", said, variables=size).strip()
+    assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    other = submit(project, *settings, **size)
+    assert wait_for_end(other) == "COMPLETED"
+    assert job_state(job)["Command"] == job_state(other)["Command"]
+    assert job_state(job)["NumTasks"] == job_state(other)["NumTasks"] == "2"
+
+
+def assert_every_epoch_once(project: Installed, run: str) -> None:
+    """A run that was stopped and went on has the record of one that was not."""
+    lines = (project.path / run / "metrics.jsonl").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == [f'{{"epoch": {epoch}' for epoch in range(1, 31)]
+    assert project.read_json(f"{run}/summary.json")["weights_difference"] == 0.0
