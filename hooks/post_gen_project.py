@@ -12,6 +12,8 @@ KEEP_IF = {
     "scripts/train.sbatch": LAUNCHER == "slurm",
     "scripts/trainjob.yaml": LAUNCHER == "kubernetes",
     "scripts/job.yaml": LAUNCHER == "kubernetes",
+    "scripts/volume.yaml": LAUNCHER == "kubernetes",
+    "scripts/manifest.py": LAUNCHER == "kubernetes",
     "scripts/install_horovod.sh": ANSWERS["__backend"] == "horovod",
     "LICENSE": ANSWERS["license"] != "none",
     "Dockerfile": ANSWERS["use_docker"],

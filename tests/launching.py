@@ -1,10 +1,13 @@
 """Start a training as each launcher does, and wait for its end."""
 
 import re
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import cluster
+import yaml
 from baking import Target
 from installing import COMMAND_LIMIT_S, Installed
 
@@ -23,9 +26,89 @@ def train(
     if target.launcher == "slurm":
         job = submit(project, *settings, RUN_DIR=run_dir, NNODES=str(nodes), NPROC_PER_NODE=processes)
         assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    elif target.launcher == "kubernetes":
+        # Later options win over those of the manifest.
+        options = ["--train.run_dir", run_dir, *settings]
+        Pods(
+            project, "trainjob.yaml", *options, processes=str(int(processes) // len(cluster.NODES))
+        ).succeed()
     else:
         options = ["--train.run_dir", run_dir, *settings]
         project.succeed("scripts/train.sh", *options, NPROC_PER_NODE=processes, NNODES=str(nodes))
+
+
+class OnNode:
+    """A command that runs on a node of the test cluster, and what it has said so far."""
+
+    def __init__(
+        self, project: Installed, node: str, command: Sequence[str], log: Path, variables: Mapping[str, str]
+    ) -> None:
+        self.log = log
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [*cluster.enter(node), *command],
+                cwd=project.path,
+                env={**project.environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def end(self, limit_s: float = 180) -> int:
+        """Wait for the end; return the exit code."""
+        return self.process.wait(timeout=limit_s)
+
+
+class Pods:
+    """The pods of a manifest, each on a node of its own, with what the controller would give them."""
+
+    def __init__(self, project: Installed, manifest: str, *settings: str, processes: str = "1") -> None:
+        size = {"NNODES": str(len(cluster.NODES)), "NPROC_PER_NODE": processes}
+        said = project.succeed(
+            "python3", "scripts/manifest.py", f"scripts/{manifest}", *settings, variables=size
+        )
+        document = list(yaml.safe_load_all(said))[-1]
+        self.name = name = document["metadata"]["name"]
+        if document["kind"] == "TrainJob":
+            container = document["spec"]["trainer"]
+            hosts = [f"{name}-node-0-{number}" for number in range(container["numNodes"])]
+            injected = {
+                "PET_NNODES": str(container["numNodes"]),
+                "PET_NPROC_PER_NODE": str(container["numProcPerNode"]),
+                "PET_MASTER_ADDR": f"{hosts[0]}.{name}",
+                "PET_MASTER_PORT": "29400",
+            }
+        else:
+            container = document["spec"]["template"]["spec"]["containers"][0]
+            hosts = [f"{name}-{number}" for number in range(document["spec"]["completions"])]
+            injected = {}
+        places = zip(cluster.NODES, hosts, strict=True)
+        names = "".join(f"{cluster.address(node)} {host}.{name} {host}\n" for node, host in places)
+        resolved = project.path / "hosts"
+        resolved.write_text(f"127.0.0.1 localhost\n{names}")
+        given = {entry["name"]: entry["value"] for entry in container["env"]}
+        self.pods = []
+        for number, (node, host) in enumerate(zip(cluster.NODES, hosts, strict=True)):
+            inside = f'mount --bind {resolved} /etc/hosts; hostname {host}; exec "$@"'
+            command = ["sh", "-c", inside, "sh", *container["command"], *container["args"]]
+            ranks = {"PET_NODE_RANK": str(number), "JOB_COMPLETION_INDEX": str(number)}
+            log = project.path / f"{host}.log"
+            self.pods.append(OnNode(project, node, command, log, {**given, **injected, **ranks}))
+
+    def said(self) -> str:
+        return "".join(pod.said() for pod in self.pods)
+
+    def succeed(self) -> None:
+        """Wait for the end of all pods, which must be a good one."""
+        try:
+            for pod in self.pods:
+                assert pod.end() == 0, pod.said()
+        finally:
+            for pod in self.pods:
+                pod.process.kill()
 
 
 def submit(project: Installed, *settings: str, **variables: str) -> str:
@@ -66,3 +149,12 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float = 120) -
 def nothing_runs_on_the_nodes() -> bool:
     """Tell whether every process of a training has ended."""
     return not any(cluster.commands(node) for node in cluster.NODES)
+
+
+def worker_on(node: str) -> int:
+    """Return a process that trains on ``node``, not one that only starts others."""
+    for pid in cluster.processes(node):
+        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+        if b"train" in words and b"torchrun" not in b" ".join(words[:3]):
+            return pid
+    raise AssertionError(f"nothing trains on {node}")

@@ -13,6 +13,7 @@ import pytest
 from baking import ROOT, TARGETS, Target
 from conftest import Bake
 from installing import Installed, install
+from launching import train
 
 pytestmark = pytest.mark.executed
 
@@ -22,19 +23,33 @@ TRAINING_LIMIT_S = 120
 TOLERANCE = {"xla-tpu": 1e-3}
 OTHER_TOLERANCE = 1e-4
 
-# Targets that run on one machine, and the session that brings what they need.
-SESSIONS = {"horovod": pytest.mark.horovod, "mpi": pytest.mark.mpi, "xla-tpu": pytest.mark.xla}
+# The session that brings what a target needs; the cluster's is the last and finds what the others have built.
+OF_BACKEND = {"horovod": pytest.mark.horovod, "mpi": pytest.mark.mpi, "xla-tpu": pytest.mark.xla}
+ON_NODES = ("slurm", "kubernetes")
+# Slurm's MPI would have to be that of the folder where the MPI-built torch lives.
+NOT_STARTED = {Target("cpu", "mpi", "slurm"), Target("gpu", "mpi", "slurm")}
 RUNNABLE = [
     pytest.param(
         target,
         id=str(target),
-        marks=SESSIONS.get(target.backend, pytest.mark.mpi if target.launcher == "mpirun" else ()),
+        marks=pytest.mark.cluster
+        if target.launcher in ON_NODES
+        else OF_BACKEND.get(target.backend, pytest.mark.mpi if target.launcher == "mpirun" else ()),
     )
     for target in TARGETS
-    if target.launcher in ("torchrun", "spawn", "horovodrun", "mpirun")
+    if target not in NOT_STARTED
 ]
-# Of those that only stand in for their hardware, one runs its own tests too: their sources are the same.
+# The targets whose own tests run too: one for each way of starting the processes of a machine, and one stand-in.
 REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
+WITH_OWN_TESTS = {
+    REPRESENTATIVE,
+    Target("cpu", "gloo", "torchrun"),
+    Target("cpu", "gloo", "spawn"),
+    Target("cpu", "gloo", "mpirun"),
+    Target("cpu", "mpi", "mpirun"),
+    Target("cpu", "horovod", "horovodrun"),
+    Target("tpu", "xla-tpu", "spawn"),
+}
 
 
 def last_checkpoint(project: Installed, run: str) -> str:
@@ -49,7 +64,11 @@ def after_brace(text: str) -> str:
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
-def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp_path: Path) -> None:
+def test_the_target_trains_evaluates_and_resumes(
+    bake: Bake, target: Target, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if target.launcher in ON_NODES:
+        request.getfixturevalue("slurm_cluster")
     project = install(bake, target, tmp_path)
     stand_in = target.hardware == "gpu" and not project.gpus()
     backend = "gloo" if stand_in and target.backend == "nccl" else target.backend
@@ -58,13 +77,14 @@ def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp
     processes = {"cpu": "2", "gpu": "2" if stand_in else "", "tpu": "1"}[target.hardware]
 
     asked = ["--distributed.nproc_per_node", processes] if processes else []
-    answer = project.succeed("python3", "-m", project.package, "doctor", "--json", *trial, *asked)
-    doctor = json.loads(answer)
-    assert doctor["ready"]
-    if int(processes or project.gpus()) > 1:
+    done = project.run("python3", "-m", project.package, "doctor", "--json", *trial, *asked)
+    doctor = json.loads(done.stdout)
+    # There is no cluster to be asked for here.
+    assert doctor["ready"] == (target.launcher != "kubernetes"), done.stdout
+    if doctor["ready"] and int(processes or project.gpus()) > 1:
         assert [result["bytes"] for result in doctor["all_reduce"]] == [1024, 64 * 2**20]
     started = time.monotonic()
-    project.succeed("scripts/train.sh", *trial, NPROC_PER_NODE=processes)
+    train(project, target, *trial, processes=processes)
     seconds = time.monotonic() - started
 
     summary = project.read_json("runs/default/summary.json")
@@ -84,7 +104,7 @@ def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp
         key: summary[key] for key in ("val_loss", "val_accuracy")
     }
 
-    project.succeed("scripts/train.sh", *trial, "--train.epochs", "17", NPROC_PER_NODE=processes)
+    train(project, target, *trial, "--train.epochs", "17", processes=processes)
     resumed = project.read_json("runs/default/summary.json")
     assert resumed["epoch"] == 17
     assert resumed["resumed_from"] == checkpoint
@@ -93,8 +113,7 @@ def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp
 
     # The same steps without ignite, without a process group, without a launcher.
     settings = [text for name, value in equality.SETTINGS.items() for text in (f"--{name}", str(value))]
-    settings += ["--train.run_dir", "runs/equality"]
-    project.succeed("scripts/train.sh", *trial, *settings, NPROC_PER_NODE=processes)
+    train(project, target, *trial, *settings, run_dir="runs/equality", processes=processes)
     shutil.copy(ROOT / "tests" / "equality.py", project.path)
     answer = project.succeed("python3", "equality.py", project.package, "runs/equality")
     difference = json.loads(after_brace(answer))
@@ -104,16 +123,18 @@ def test_the_target_trains_evaluates_and_resumes(bake: Bake, target: Target, tmp
     assert difference["val_accuracy"] <= 1e-6, difference
 
     if target == REPRESENTATIVE:
-        levers = ["--train.amp", "bf16", "--train.compile", "true", "--train.run_dir", "runs/levers"]
-        project.succeed("scripts/train.sh", *trial, *levers, "--train.epochs", "8", NPROC_PER_NODE=processes)
+        levers = ["--train.amp", "bf16", "--train.compile", "true", "--train.epochs", "8"]
+        train(project, target, *trial, *levers, run_dir="runs/levers", processes=processes)
         assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
-    if not stand_in or target == REPRESENTATIVE:
+    if target in WITH_OWN_TESTS:
         print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"))
 
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     status = "executed"
     if target.hardware == "tpu":
         status = "stand-in: XLA's CPU device"
+    elif target.launcher == "kubernetes":
+        status = f"stand-in: {backend} on CPU, the manifest's command without a cluster"
     elif stand_in:
         status = f"stand-in: {backend} on CPU, by {target.launcher}"
     elif target.hardware == "gpu":

@@ -163,6 +163,8 @@ def _slurm_up() -> None:
     if not SLURM_CONF.exists() or SLURM_CONF.read_text() != configuration:
         SLURM_CONF.write_text(configuration)
     (STATE / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+    # GPUs that can be asked for, and are not there.
+    (STATE / "gres.conf").write_text("AutoDetect=off\nName=gpu Count=2\n")
     environment = {**os.environ, "SLURM_CONF": str(SLURM_CONF)}
 
     if not _pid("munged"):
@@ -217,6 +219,7 @@ def _slurm_configuration() -> str:
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
         "SwitchType": "switch/none",
+        "GresTypes": "gpu",
         "ReturnToService": "2",
         "JobRequeue": "1",
         "KillWait": "5",
@@ -237,7 +240,7 @@ def _slurm_configuration() -> str:
     for number, node in enumerate(NODES, 1):
         place = f"NodeName={node} NodeHostname={node} NodeAddr={address(node)} Port={17000 + number}"
         # More cores than there are: the tests wait more than they compute.
-        lines.append(f"{place} CPUs=4 RealMemory={memory_mb} State=UNKNOWN")
+        lines.append(f"{place} CPUs=4 Gres=gpu:2 RealMemory={memory_mb} State=UNKNOWN")
     lines += [
         "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=20",
         "PartitionName=high Nodes=ALL Default=NO MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",

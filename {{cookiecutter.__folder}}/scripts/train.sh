@@ -5,8 +5,11 @@
 # Train with torchrun:  scripts/train.sh [--dry-run] [--section.field value ...]
 #
 # NPROC_PER_NODE  processes on this node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
-# NNODES          nodes; run the same command on each of them (default: 1)
+# NNODES          nodes; run the same command on each of them (default: 1). 1:4 is elastic: any number in between,
+#                 nodes may come and go
 # MASTER_ADDR, MASTER_PORT   where the nodes meet: a host name of one node, and a port that is free there
+# MAX_RESTARTS    how often to go on from the last checkpoint after a process was lost (default: 3 on several nodes)
+# RDZV_CONF       more for torchrun's rendezvous, such as last_call_timeout=5
 {%- elif launcher == "spawn" and cookiecutter.hardware == "tpu" %}
 # Train on the TPU chips of this machine:  scripts/train.sh [--dry-run] [--section.field value ...]
 #
@@ -41,30 +44,23 @@
 # NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
 # NNODES          nodes (default: 1); for more than one, HOSTS names them, for example HOSTS=a:2,b:2
 {%- elif launcher == "kubernetes" %}
-# Train on Kubernetes:  scripts/train.sh [--dry-run]
+# Train on Kubernetes:  scripts/train.sh [--dry-run] [--section.field value ...]
 #
-# The size of the job, its image and the options of the training stand in scripts/trainjob.yaml. A cluster without
-# Kubeflow Trainer takes scripts/job.yaml:  MANIFEST=scripts/job.yaml scripts/train.sh
+# MANIFEST        scripts/trainjob.yaml (default) for clusters with Kubeflow Trainer v2, scripts/job.yaml for others
+# IMAGE, NNODES, NPROC_PER_NODE   image, nodes and processes on each of them (default: what the manifest says)
 {%- endif %}
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 dry_run=false
-{%- if launcher != "kubernetes" %}
 settings=()
-{%- endif %}
 for argument in "$@"; do
   if [[ $argument == --dry-run ]]; then
     dry_run=true
   elif [[ $argument == -h || $argument == --help ]]; then
     exec python3 -m {{ package }} train --help
   else
-{%- if launcher == "kubernetes" %}
-    echo "error: $argument: the options of the training stand in scripts/trainjob.yaml" >&2
-    exit 2
-{%- else %}
     settings+=("$argument")
-{%- endif %}
   fi
 done
 {%- if launcher in ("torchrun", "spawn", "mpirun", "horovodrun") and cookiecutter.hardware == "gpu" %}
@@ -105,7 +101,13 @@ else
     --rdzv-backend=c10d
     --rdzv-endpoint="$master:${MASTER_PORT:-29500}"
     --rdzv-id="${RDZV_ID:-{{ cookiecutter.project_slug }}}"
+    --rdzv-conf="${RDZV_CONF:-}"
   )
+fi
+if [[ $NNODES != 1 ]]; then
+  rendezvous+=(--max-restarts="${MAX_RESTARTS:-3}")
+  # A store that every node connects to anew survives the loss of one of them.
+  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 fi
 # One thread for each process: as many as cores in each of them would make all of them wait.
 command=(
@@ -170,12 +172,12 @@ command=(
   horovodrun "${options[@]}" python3 -m {{ package }} train "${settings[@]}"
 )
 {%- elif launcher == "kubernetes" %}
-command=(kubectl apply -f "${MANIFEST:-scripts/trainjob.yaml}")
+command=(python3 scripts/manifest.py "${MANIFEST:-scripts/trainjob.yaml}" "${settings[@]}")
 {%- endif %}
 
 if $dry_run; then
   printf '%q ' "${command[@]}"
-  echo
+  echo{% if launcher == "kubernetes" %} "| kubectl apply -f -"{% endif %}
   exit
 fi
 {%- if launcher in ("torchrun", "mpirun", "horovodrun") %}
@@ -193,6 +195,16 @@ job=$("${command[@]}")
 job=${job%%;*}
 echo "job $job is submitted; it writes ${RUN_DIR:-runs/$job}"
 echo "follow it with  tail -F slurm-$job${SEEDS:+_*}.out  and  squeue --job $job, end it with  scancel $job"
+{%- elif launcher == "kubernetes" %}
+# A setting that cannot work is refused here, not in a pod.
+python3 -m {{ package }} doctor --elsewhere "${settings[@]}"
+if ! command -v kubectl >/dev/null; then
+  echo "error: kubectl is not on the PATH: install it, and point it to your cluster" >&2
+  exit 1
+fi
+manifest=$("${command[@]}")
+kubectl apply -f - <<<"$manifest"
+echo "follow it with  kubectl logs -f -l jobset.sigs.k8s.io/jobset-name={{ cookiecutter.project_slug | lower | replace("_", "-") }}  (a plain Job: -l job-name=...)"
 {%- else %}
 exec "${command[@]}"
 {%- endif %}

@@ -52,6 +52,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         elsewhere = "say only what is wrong with the settings: the training will run on another machine"
         parser.add_argument("--elsewhere", action="store_true", help=elsewhere)
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+        nnodes = "call it on each of so many nodes: can they reach each other at MASTER_ADDR and MASTER_PORT?"
+        parser.add_argument("--nnodes", type=int, default=1, help=nnodes)
         parser.add_argument("--exchange", action="store_true", help="only exchange tensors between the processes")
     elif command == "shards":
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
@@ -59,7 +61,7 @@ def run_command(command: str, arguments: list[str]) -> int:
 
     # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from . import distributed, doctor, shards, training
+    from . import distributed, doctor, nodes, shards, training
 
     config = distributed.resolve(config)
     if command == "train":
@@ -70,6 +72,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         return distributed.run(training.evaluation, config, options["checkpoint"])
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
+    if int(str(options["nnodes"])) > 1:
+        return nodes.meet(int(str(options["nnodes"])))
     if options["exchange"]:
         return distributed.run(doctor.exchange, config)
     if options["quiet"] or options["elsewhere"]:

@@ -9,20 +9,20 @@ The only module that knows what the project was made for: hardware {{ cookiecutt
 """
 
 from __future__ import annotations
-
+{% if native and launcher in ("torchrun", "mpirun", "kubernetes") %}
+import ctypes
+{%- endif %}
 import gc
 {%- if launcher == "spawn" and native %}
 import logging
 {%- endif %}
 import os
 import platform
-{%- if backend != "xla-tpu" %}
 import re
-{%- endif %}
 {%- if launcher != "spawn" or cookiecutter.hardware == "gpu" %}
 import shutil
 {%- endif %}
-{%- if launcher == "spawn" and native %}
+{%- if native and launcher in ("spawn", "torchrun", "mpirun", "kubernetes") %}
 import signal
 {%- endif %}
 {%- if meets or ranked and backend == "horovod" %}
@@ -36,6 +36,7 @@ import sys
 import threading
 import time
 {%- endif %}
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ import torch_xla.runtime as xr
 from ignite.handlers import DiskSaver
 from torch import Tensor, nn
 {%- if launcher == "spawn" and native %}
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
 {%- endif %}
 
 from .config import Backend, Config, Device, DistributedConfig, Refused
@@ -146,6 +147,15 @@ RANK_VARIABLES = (
 {%- if backend == "horovod" %}
 CONNECT_LIMIT_S = 60.0
 {%- endif %}
+{%- endif %}
+
+# What an exchange with a process says that has ended, or cannot be reached any more.
+{%- if backend == "horovod" %}
+GONE = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
+{%- elif backend == "xla-tpu" %}
+GONE = "Connection reset by peer|Socket closed"
+{%- else %}
+GONE = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
 {%- endif %}
 
 # The exit code of a training that stopped on a signal after a checkpoint: start it again and it goes on.
@@ -307,7 +317,13 @@ def planned_world_size(config: DistributedConfig) -> int:
 {%- if launcher == "spawn" %}
     return processes_to_spawn(config)
 {%- else %}
-    return (config.nproc_per_node or 1) * int(os.environ.get("NNODES", "1"))
+{%- if launcher == "torchrun" %}
+    # 1:4 is elastic.
+    nnodes = os.environ.get("NNODES", "1").rpartition(":")[2]
+{%- else %}
+    nnodes = os.environ.get("NNODES", "1")
+{%- endif %}
+    return (config.nproc_per_node or 1) * int(nnodes)
 {%- endif %}
 
 
@@ -385,9 +401,6 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
             name = signal.Signals(-error.exit_code).name
             print(f"error: rank {error.error_index} was ended by {name}: start again to go on", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
-    except ProcessRaisedException as error:
-        print(f"rank {error.error_index} failed:{error.msg}", file=sys.stderr)
-        return 1
     return STOPPED if stopped.value else 0
 
 
@@ -433,6 +446,12 @@ def _run_here(function: Callable[..., int], config: Config, arguments: Any) -> i
         if local_rank() == refused.local_rank:
             print(f"error: {refused}", file=sys.stderr, flush=True)
         return refused.exit_code
+    except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it
+        if gone := re.search(GONE, str(error)):
+            print(f"[rank {rank()}] ends, as another process is gone: {gone[0]}", file=sys.stderr, flush=True)
+        else:
+            print(f"[rank {rank()}] failed:\n{traceback.format_exc()}", end="", file=sys.stderr, flush=True)
+        return 1
     finally:
         # What still holds the process group (a wrapped model in a reference cycle) would abort the exit.
         gc.collect()
@@ -448,6 +467,9 @@ def start(config: DistributedConfig) -> None:
     hide_other_devices(config)
 {%- if ranked %}
     adopt_ranks()
+{%- endif %}
+{%- if launcher in ("torchrun", "mpirun", "kubernetes") %}
+    end_with_launcher()
 {%- endif %}
     # With it ignite would take Slurm's ranks, even where another launcher has given its own.
     os.environ.pop("SLURM_JOB_ID", None)
@@ -652,6 +674,17 @@ def hide_other_devices(config: DistributedConfig) -> None:
 {%- endif %}
 
 
+def rank() -> int:
+    """Return the number of this process among all, as far as it is known."""
+{%- if native %}
+    return int(os.environ.get("RANK", "0"))
+{%- elif backend == "horovod" %}
+    return int(os.environ.get("HOROVOD_RANK", "0"))
+{%- else %}
+    return int(xr.global_ordinal())
+{%- endif %}
+
+
 def versions() -> dict[str, str]:
     """Return the versions of all that has to fit together."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "ignite": ignite.__version__}
@@ -826,6 +859,15 @@ def weights_difference(model: nn.Module) -> float:
     reference = idist.broadcast(weights.clone(), src=0)
     assert isinstance(reference, Tensor)
     return float(idist.all_reduce(float((weights - reference).abs().max()), "MAX"))
+{%- if native and launcher in ("torchrun", "mpirun", "kubernetes") %}
+
+
+def end_with_launcher() -> None:
+    """Let the kernel send SIGTERM to this process when its launcher dies, so that it does not go on as an orphan."""
+    if sys.platform == "linux" and launched():
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+{%- endif %}
 {%- if launcher == "spawn" and native or launcher == "mpirun" and backend != "mpi" %}
 
 

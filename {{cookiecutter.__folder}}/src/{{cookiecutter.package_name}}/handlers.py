@@ -82,6 +82,8 @@ class RunDirectory:
     def _start_logging(self) -> None:
         logger.setLevel(logging.INFO if self.writes else logging.WARNING)
         logger.propagate = False
+        # It says again what the process itself says at its end.
+        logging.getLogger("ignite.engine").setLevel(logging.CRITICAL)
         for handler in logger.handlers[:]:
             logger.removeHandler(handler)
         rank = f"[rank {idist.get_rank()}] " if not self.writes else ""

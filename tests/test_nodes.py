@@ -1,0 +1,189 @@
+"""Train on two nodes without a scheduler: lose a process, a cable, a node, and go on; and what the doctor says of nodes."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import cluster
+import pytest
+from baking import Target
+from conftest import Bake
+from installing import Installed, install
+from launching import OnNode, Pods, nothing_runs_on_the_nodes, wait_for, worker_on
+
+pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("two_nodes")]
+
+LONG = ["--data.dataset", "synthetic", "--data.synthetic_size", "1024", "--train.epochs", "30"]
+PORT = "29500"
+# Seconds after which those who wait for a lost process give up.
+TIMEOUT = ["--distributed.timeout_s", "15"]
+
+
+Start = Callable[..., OnNode]
+
+
+@pytest.fixture(scope="module")
+def project(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """One installation for all tests here: each writes its own run directory."""
+    return install(bake, Target("cpu", "gloo", "torchrun"), tmp_path_factory.mktemp("nodes"))
+
+
+@pytest.fixture
+def start(project: Installed, tmp_path: Path) -> Iterator[Start]:
+    """Start commands on nodes; at the end of the test, none of them may be left."""
+
+    def start(node: str, *command: str, **variables: str) -> OnNode:
+        number = len(list(tmp_path.iterdir()))
+        meeting = {"MASTER_ADDR": "node1", "MASTER_PORT": PORT}
+        return OnNode(project, node, command, tmp_path / f"{number}-{node}.log", {**meeting, **variables})
+
+    try:
+        yield start
+        wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
+    finally:
+        for node in cluster.NODES:
+            for pid in cluster.processes(node):
+                if "slurm" not in Path("/proc", str(pid), "comm").read_text():
+                    os.kill(pid, signal.SIGKILL)
+
+
+def train_on(start: Start, node: str, run: str, *settings: str, **variables: str) -> OnNode:
+    variables = {"NNODES": "2", "NPROC_PER_NODE": "1", **variables}
+    return start(node, "scripts/train.sh", "--train.run_dir", run, *TIMEOUT, *settings, **variables)
+
+
+def test_two_nodes_train(project: Installed, start: Start) -> None:
+    both = [train_on(start, node, "runs/two", NPROC_PER_NODE="2") for node in cluster.NODES]
+    for one in both:
+        assert one.end() == 0, one.said()
+    summary = project.read_json("runs/two/summary.json")
+    assert (summary["world_size"], summary["nnodes"]) == (4, 2)
+    assert summary["val_accuracy"] >= 0.97
+    assert summary["weights_difference"] == 0.0
+
+
+def test_a_lost_process_costs_one_epoch_at_most(project: Installed, start: Start) -> None:
+    first, second = (train_on(start, node, "runs/lost", *LONG) for node in cluster.NODES)
+    wait_for(lambda: "epoch 2/" in first.said() + second.said(), "the training")
+    os.kill(worker_on("node2"), signal.SIGKILL)
+    assert first.end() == 0, first.said()
+    assert second.end() == 0, second.said()
+    assert "resumed from" in first.said() + second.said()
+    assert_every_epoch_once(project, "runs/lost")
+
+
+def test_a_cut_cable_leaves_one_node_training_until_it_is_mended(project: Installed, start: Start) -> None:
+    elastic = {"NNODES": "1:2", "RDZV_CONF": "last_call_timeout=3"}
+    first, second = (train_on(start, node, "runs/cut", *LONG, **elastic) for node in cluster.NODES)
+    wait_for(lambda: "processes: 2" in first.said() and "epoch 2/" in first.said(), "the training of two")
+    cluster.cut("node2")
+    try:
+        wait_for(lambda: "processes: 1" in first.said(), "the first node to go on alone")
+    finally:
+        cluster.mend("node2")
+    if second.process.poll() is not None:
+        # torchrun gives up where it cannot reach the others; whoever looks after the node starts it again.
+        second = train_on(start, "node2", "runs/cut", *LONG, **elastic)
+    assert first.end() == 0, first.said()
+    assert second.end() == 0, second.said()
+    assert first.said().rindex("processes: 2") > first.said().rindex("processes: 1"), first.said()
+    assert_every_epoch_once(project, "runs/cut")
+
+
+def test_a_node_that_comes_late_joins(project: Installed, start: Start) -> None:
+    elastic = {"NNODES": "1:2", "RDZV_CONF": "last_call_timeout=3"}
+    first = train_on(start, "node1", "runs/late", *LONG, **elastic)
+    wait_for(lambda: "epoch 2/" in first.said(), "the first node")
+    assert "processes: 1" in first.said()
+    second = train_on(start, "node2", "runs/late", *LONG, **elastic)
+    assert first.end() == 0, first.said()
+    assert second.end() == 0, second.said()
+    assert "processes: 2" in first.said()
+    assert_every_epoch_once(project, "runs/late")
+
+
+def test_the_doctor_finds_nodes_that_reach_each_other(start: Start) -> None:
+    both = [start(node, *doctor("2")) for node in cluster.NODES]
+    for one in both:
+        assert one.end(90) == 0, one.said()
+        assert one.said() == "every node reaches every other one: node1 10.77.0.1, node2 10.77.0.2\n"
+
+
+def test_the_doctor_finds_a_host_name_that_is_loopback(start: Start, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node2\n10.77.0.1 node1\n")
+    bound = ["sh", "-c", f'mount --bind {hosts} /etc/hosts; exec "$@"', "sh"]
+    one = start("node2", *bound, *doctor("2"))
+    assert one.end(60) == 1
+    assert one.said() == (
+        "error: node2 resolves to 127.0.1.1 here, where other nodes cannot reach it: mend /etc/hosts, or set "
+        "GLOO_SOCKET_IFNAME to the interface they can reach\n"
+    )
+
+
+def test_the_doctor_finds_the_wrong_interface(start: Start) -> None:
+    ip = ["ip", "-n", cluster.namespace("node2")]
+    subprocess.run([*ip, "link", "add", "other0", "type", "dummy"], check=True)
+    try:
+        subprocess.run([*ip, "addr", "add", "192.0.2.2/24", "dev", "other0"], check=True)
+        subprocess.run([*ip, "link", "set", "other0", "up"], check=True)
+        wrong = {"GLOO_SOCKET_IFNAME": "other0"}
+        first, second = start("node1", *doctor("2")), start("node2", *doctor("2"), **wrong)
+        for one in (first, second):
+            assert one.end(90) == 1
+            assert "error: node1 cannot reach node2 at 192.0.2.2: let host names" in one.said()
+            assert one.said().count("\n") == 1
+        none = start("node2", *doctor("2"), GLOO_SOCKET_IFNAME="eth7")
+        assert none.end(60) == 1
+        assert "has no IPv4 address here: choose one of lo, eth0, other0" in none.said()
+    finally:
+        subprocess.run([*ip, "link", "del", "other0"], check=True)
+
+
+def test_the_doctor_finds_a_closed_port_and_a_node_that_did_not_come(start: Start) -> None:
+    # A route that answers nothing is what a firewall that drops looks like.
+    ip = ["ip", "-n", cluster.namespace("node2")]
+    subprocess.run([*ip, "route", "add", "blackhole", "10.77.0.1/32"], check=True)
+    try:
+        first, second = start("node1", *doctor("2")), start("node2", *doctor("2"))
+        assert second.end(150) == 1
+        assert (
+            "node2 cannot reach 10.77.0.1:29500 within 60 s: call this on node1 too, and open port"
+            in second.said()
+        )
+        assert first.end(150) == 1
+        assert "1 of 2 nodes came within 60 s: call this on each of them" in first.said()
+    finally:
+        subprocess.run([*ip, "route", "del", "blackhole", "10.77.0.1/32"], check=True)
+
+
+def doctor(nnodes: str) -> list[str]:
+    return ["python3", "-m", "my_ddl_project", "doctor", "--nnodes", nnodes]
+
+
+@pytest.mark.parametrize("manifest", ["trainjob.yaml", "job.yaml"])
+def test_the_command_of_a_manifest_trains_and_outlives_a_lost_process(
+    bake: Bake, manifest: str, tmp_path: Path
+) -> None:
+    """One node for each pod, with the variables and host names that the controller would give it."""
+    project = install(bake, Target("cpu", "gloo", "kubernetes"), tmp_path)
+    pods = Pods(project, manifest, *TIMEOUT, *LONG)
+    try:
+        wait_for(lambda: "epoch 2/" in pods.said(), "the training")
+        os.kill(worker_on("node2"), signal.SIGKILL)
+    finally:
+        pods.succeed()
+    summary = project.read_json(f"runs/{pods.name}/summary.json")
+    assert (summary["world_size"], summary["nnodes"]) == (2, 2)
+    assert summary["resumed_from"]
+    assert_every_epoch_once(project, f"runs/{pods.name}")
+    wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
+
+
+def assert_every_epoch_once(project: Installed, run: str) -> None:
+    """A run that went on has the record of one that was never interrupted."""
+    lines = (project.path / run / "metrics.jsonl").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == [f'{{"epoch": {epoch}' for epoch in range(1, 31)]
+    assert project.read_json(f"{run}/summary.json")["weights_difference"] == 0.0

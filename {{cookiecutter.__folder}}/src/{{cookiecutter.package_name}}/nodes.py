@@ -1,0 +1,119 @@
+"""Can the nodes of a cluster reach each other? ``doctor --nnodes N``, called on each of them at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import socket
+import struct
+import time
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+
+from .config import Refused
+
+LIMIT_S = 60.0
+CONNECT_LIMIT_S = 5.0
+
+
+def meet(nnodes: int) -> int:
+    """Let every node connect to every other one, as a training does; return the exit code.
+
+    Raises:
+        Refused: in one sentence, if they cannot.
+    """
+    host, address = platform.node(), own_address()
+    master, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "29500"))
+    if not master:
+        raise Refused("set MASTER_ADDR to the host name of one node, the same on each of them")
+    try:
+        master_address = socket.gethostbyname(master)
+    except OSError:
+        raise Refused(f"{host} cannot resolve MASTER_ADDR {master}: add it to /etc/hosts or to the DNS", 1) from None
+    if address.startswith("127."):
+        sentence = f"{host} resolves to {address} here, where other nodes cannot reach it"
+        raise Refused(f"{sentence}: mend /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface they can reach", 1)
+
+    is_master = _is_mine(master_address)
+    try:
+        store = TCPStore(master, port, is_master=is_master, timeout=timedelta(seconds=LIMIT_S), wait_for_workers=False)
+    except (DistNetworkError, DistStoreError) as error:
+        if is_master:
+            raise Refused(f"{host} cannot listen on port {port} ({error}): choose another MASTER_PORT", 1) from None
+        sentence = f"{host} cannot reach {master_address}:{port} within {LIMIT_S:.0f} s"
+        fix = f"call this on {master} too, and open port {port} in its firewall"
+        raise Refused(f"{sentence}: {fix}", 1) from None
+
+    with socket.create_server((address, 0)) as server:
+        number = store.add("nodes", 1) - 1
+        place = {"host": host, "address": address, "port": server.getsockname()[1]}
+        store.set(f"place {number}", json.dumps(place))
+        try:
+            others = [json.loads(store.get(f"place {other}")) for other in range(nnodes) if other != number]
+        except DistStoreError:
+            found = store.add("nodes", 0)
+            sentence = f"{found} of {nnodes} nodes came within {LIMIT_S:.0f} s: call this on each of them"
+            raise Refused(sentence, 1) from None
+        unreachable = [f"{other['host']} at {other['address']}" for other in others if not _reaches(other)]
+        # Everyone has tried before anyone closes.
+        said = "; ".join(f"{host} cannot reach {other}" for other in unreachable)
+        store.set(f"said {number}", said)
+        sentences = [store.get(f"said {other}").decode() for other in range(nnodes)]
+        store.add("done", 1)
+        if is_master:
+            _wait_for(store, nnodes)
+    failures = "; ".join(sentence for sentence in sentences if sentence)
+    if failures:
+        fix = "let host names resolve to addresses that the others reach, set GLOO_SOCKET_IFNAME, or open the firewall"
+        raise Refused(f"{failures}: {fix}", 1)
+    hosts = ", ".join(sorted(f"{node['host']} {node['address']}" for node in (place, *others)))
+    print(f"every node reaches every other one: {hosts}")
+    return 0
+
+
+def own_address() -> str:
+    """Return the address at which gloo lets other nodes reach this one: of GLOO_SOCKET_IFNAME, else of its host name.
+
+    Raises:
+        Refused: if there is none.
+    """
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        get_address = 0x8915  # SIOCGIFADDR of Linux
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
+            except OSError:
+                names = ", ".join(name for _, name in socket.if_nameindex())
+                sentence = f"GLOO_SOCKET_IFNAME {interface} has no IPv4 address here: choose one of {names}"
+                raise Refused(sentence, 1) from None
+        return socket.inet_ntoa(answer[20:24])
+    try:
+        return socket.gethostbyname(platform.node())
+    except OSError:
+        raise Refused(f"{platform.node()} cannot resolve its own name: add it to /etc/hosts or to the DNS", 1) from None
+
+
+def _is_mine(address: str) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _reaches(other: dict[str, str]) -> bool:
+    try:
+        socket.create_connection((other["address"], int(other["port"])), timeout=CONNECT_LIMIT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for(store: TCPStore, nnodes: int) -> None:
+    """Keep the store open until every node has read it."""
+    while store.add("done", 0) < nnodes:
+        time.sleep(0.05)
