@@ -4,7 +4,8 @@
 # ///
 """The template's chores, each in an environment of its own: ``nox`` runs lint, tests, variants and matrix.
 
-``nox -s demo`` bakes the default project into ./demo and trains it.
+``nox -s demo`` bakes the default project into ./demo and trains it. With CI set, ``nox`` also runs the sessions that
+need root, or gigabytes: horovod, mpi, xla and launchers.
 """
 
 import json
@@ -19,7 +20,10 @@ QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
 nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.sessions = ["lint", "tests", "variants", "matrix"]
+nox.options.sessions = ["lint", "tests", "variants"]
+if CI:
+    nox.options.sessions += ["horovod", "mpi", "xla", "launchers"]
+nox.options.sessions += ["matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:

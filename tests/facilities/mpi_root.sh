@@ -18,7 +18,8 @@ fi
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m 1 '/debian/\?$' || true)
 rm -rf "$root"
 mkdir -p "$root"
-debootstrap --variant=minbase --include=python3-torch,python3-venv,openmpi-bin,libopenmpi-dev,ca-certificates \
+# automake: debootstrap does not see that it is the automake-1.17 which one of the others needs.
+debootstrap --variant=minbase --include=python3-torch,python3-venv,openmpi-bin,automake,ca-certificates \
   trixie "$root" ${mirror:+"$mirror"}
 rm -rf "$root"/var/cache/apt/archives/*.deb
 touch "$root/ready"

@@ -61,6 +61,8 @@ def run_command(command: str, arguments: list[str]) -> int:
 
     # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Its sockets warn of every address that has no name; errors are still said.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from . import distributed, doctor, nodes, shards, training
 
     config = distributed.resolve(config)
