@@ -158,3 +158,16 @@ def worker_on(node: str) -> int:
         if b"train" in words and b"torchrun" not in b" ".join(words[:3]):
             return pid
     raise AssertionError(f"nothing trains on {node}")
+
+
+def processes_with(word: str) -> list[int]:
+    """Return all processes of this machine whose command line holds ``word``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        if word in line:
+            found.append(int(process.name))
+    return found

@@ -18,7 +18,7 @@ MATRIX = ROOT / "docs" / "support-matrix.md"
 INTRODUCTION = """\
 # Support matrix
 
-Written by the tests (`nox -s variants`), never by hand.
+Written by the tests, never by hand.
 
 - **executed**: a test baked the target, installed it from the rendered project alone, started its own launcher, and
   checked what was learned.
@@ -27,7 +27,7 @@ Written by the tests (`nox -s variants`), never by hand.
 
 *Difference* is the largest one of any weight, after 40 steps, to the same steps of a single process in plain torch.
 
-No test here has used a real TPU.
+No test here has used a real TPU, and no Kubernetes cluster has accepted a manifest.
 
 | hardware | backend | launcher | status | processes | date | versions | difference |
 |---|---|---|---|---|---|---|---|

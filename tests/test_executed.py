@@ -79,8 +79,7 @@ def test_the_target_trains_evaluates_and_resumes(
     asked = ["--distributed.nproc_per_node", processes] if processes else []
     done = project.run("python3", "-m", project.package, "doctor", "--json", *trial, *asked)
     doctor = json.loads(done.stdout)
-    # There is no cluster to be asked for here.
-    assert doctor["ready"] == (target.launcher != "kubernetes"), done.stdout
+    assert doctor["ready"] == (target.launcher != "kubernetes" or bool(shutil.which("kubectl"))), done.stdout
     if doctor["ready"] and int(processes or project.gpus()) > 1:
         assert [result["bytes"] for result in doctor["all_reduce"]] == [1024, 64 * 2**20]
     started = time.monotonic()

@@ -28,7 +28,8 @@ FILES: dict[Condition, str] = {
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/config.py src/PKG/data.py src/PKG/distributed.py
-        src/PKG/doctor.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/shards.py
+        src/PKG/doctor.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/nodes.py
+        src/PKG/shards.py
         src/PKG/training.py
         tests/conftest.py tests/test_commands.py tests/test_config.py tests/test_data.py tests/test_training.py
         """,
@@ -37,7 +38,9 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml",
     lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",
     lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch",
-    lambda answers: answers["__launcher"] == "kubernetes": "scripts/trainjob.yaml scripts/job.yaml",
+    lambda answers: answers["__launcher"] == "kubernetes": """
+        scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
+        """,
     lambda answers: answers["__backend"] == "horovod": "scripts/install_horovod.sh",
 }
 # Free text stays out of whatever a shell or Python runs.
@@ -84,6 +87,9 @@ EXCEPTIONS = [
     (r".*/tests/conftest\.py", r"PJRT_DEVICE", "the tests hide the hardware of every target"),
     (r"cpu-.*/distributed\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
     (r"\w+-(gloo|nccl|mpi)-.*/distributed\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
+    (r"\w+-(?!xla).*/distributed\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
+    (r"\w+-horovod-.*/distributed\.py", r"\"gloo\", \"mpi\", \"nccl\"", "what Horovod may be built with"),
+    (r"tpu-.*/nodes\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
 ]
 
 
@@ -124,7 +130,7 @@ def test_shell_scripts_and_nothing_else_can_be_executed(projects: list[BakedProj
         executables = {name for name, (_, executable) in snapshot(project.path).items() if executable}
         assert executables == {name for name in project.files() if name.endswith(".sh")}, project
         for name in project.files():
-            if name.startswith("scripts/") and not name.endswith(".yaml"):
+            if name.startswith("scripts/") and not name.endswith((".yaml", ".py")):
                 assert project.read(name).startswith("#!/usr/bin/env bash\n"), f"{name} of {project}"
 
 

@@ -17,7 +17,9 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
     """Change a TrainJob or a Job; an empty text leaves what it says. Other kinds stay as they are."""
     if document["kind"] == "TrainJob":
         container = document["spec"]["trainer"]
+{%- if cookiecutter.hardware == "gpu" %}
         resources = container["resourcesPerNode"]
+{%- endif %}
         if nodes:
             container["numNodes"] = int(nodes)
         if processes:
@@ -25,7 +27,9 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
     elif document["kind"] == "Job":
         spec = document["spec"]
         container = spec["template"]["spec"]["containers"][0]
+{%- if cookiecutter.hardware == "gpu" %}
         resources = container["resources"]
+{%- endif %}
         if nodes:
             spec["completions"] = spec["parallelism"] = int(nodes)
         given = {"NNODES": nodes, "NPROC_PER_NODE": processes}
@@ -35,8 +39,10 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
         return
     if image:
         container["image"] = image
-    if processes and "nvidia.com/gpu" in resources["limits"]:
+{%- if cookiecutter.hardware == "gpu" %}
+    if processes:
         resources["limits"]["nvidia.com/gpu"] = processes
+{%- endif %}
     container["args"] += options
 
 

@@ -157,6 +157,13 @@ GONE = "Connection reset by peer|Socket closed"
 {%- else %}
 GONE = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
 {%- endif %}
+{% if backend == "xla-tpu" %}
+# XLA itself makes one kernel of an optimizer's step.
+FUSED_OPTIMIZER = False
+{%- else %}
+# One kernel updates all weights, instead of several for each of them.
+FUSED_OPTIMIZER = True
+{%- endif %}
 
 # The exit code of a training that stopped on a signal after a checkpoint: start it again and it goes on.
 STOPPED = 85

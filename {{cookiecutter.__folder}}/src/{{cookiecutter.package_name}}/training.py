@@ -168,8 +168,7 @@ def create_optimizer(model: nn.Module, config: OptimConfig, world_size: int) -> 
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.lr_scaling]
     lr = config.lr * factor
     logger.info("lr %g x %g = %g (%s)", config.lr, factor, lr, config.lr_scaling)
-    # One kernel for all weights instead of several for each; XLA does so by itself.
-    fused = idist.device().type != "xla"
+    fused = distributed.FUSED_OPTIMIZER
     if config.name == "adamw":
         return torch.optim.AdamW(model.parameters(), lr, weight_decay=config.weight_decay, fused=fused)
     return torch.optim.SGD(

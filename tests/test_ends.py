@@ -1,0 +1,93 @@
+"""However a launcher is ended, nothing that it has started goes on."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from baking import Target
+from conftest import Bake
+from installing import install
+from launching import processes_with, wait_for
+
+pytestmark = pytest.mark.executed
+
+LONG = ["--data.dataset", "synthetic", "--data.synthetic_size", "512", "--train.epochs", "500"]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torchrun",
+        "spawn",
+        pytest.param("mpirun", marks=pytest.mark.mpi),
+        pytest.param("horovodrun", marks=pytest.mark.horovod),
+    ],
+)
+def test_no_process_outlives_its_launcher(bake: Bake, launcher: str, tmp_path: Path) -> None:
+    backend = "horovod" if launcher == "horovodrun" else "gloo"
+    project = install(bake, Target("cpu", backend, launcher), tmp_path)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        run = tmp_path / f"run-{number.name}"
+        with (tmp_path / f"{number.name}.log").open("w") as log:
+            process = subprocess.Popen(
+                ["scripts/train.sh", "--train.run_dir", str(run), *LONG],
+                cwd=project.path,
+                env=project.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            wait_for((run / "metrics.jsonl").exists, "the first epoch")
+            if number == signal.SIGINT:
+                # A terminal sends Ctrl-C to all processes of the command.
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+            process.wait(timeout=60)
+            wait_for(lambda: not processes_with(str(run)), "every process to end", 40)  # noqa: B023
+            assert process.returncode != 0
+        finally:
+            for pid in processes_with(str(run)):
+                os.kill(pid, signal.SIGKILL)
+        if number == signal.SIGTERM and launcher in ("torchrun", "spawn"):
+            # It had the time for a checkpoint within the epoch.
+            assert (run / "stopped").exists()
+
+
+FAILS_ON_ONE = """
+import sys
+import ignite.distributed as idist
+training = sys.modules["{package}.training"]
+create = training.create_trainer
+def failing(*arguments):
+    trainer = create(*arguments)
+    def fail():
+        if idist.get_rank() == 1:
+            raise ValueError("what is really wrong")
+    trainer.add_event_handler(training.Events.ITERATION_COMPLETED(once=5), fail)
+    return trainer
+training.create_trainer = failing
+"""
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
+    bake: Bake, launcher: str, tmp_path: Path
+) -> None:
+    project = install(bake, Target("cpu", "gloo", launcher), tmp_path)
+    package = project.path / "src" / project.package
+    # Loaded in every process, as the launcher starts them.
+    (package / "failing.py").write_text(FAILS_ON_ONE.format(package=project.package))
+    training = package / "training.py"
+    training.write_text(training.read_text() + "\n\nfrom . import failing\n")
+    done = project.run("scripts/train.sh", limit_s=120)
+    assert done.returncode == 1
+    assert done.stderr.count("[rank 1] failed:\nTraceback") == 1
+    assert done.stderr.count("ValueError: what is really wrong\n") == 1
+    others = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
+    assert len(others) <= 1
+    assert all("ends, as another process is gone" in line for line in others)
