@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -147,8 +148,19 @@ def _install_beside_a_torch_with_mpi(baked: Path, package: str, target: Target) 
     shutil.rmtree(project, ignore_errors=True)
     shutil.copytree(baked, project)
     enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{target}")
-    installed = Installed(project, package, dict(os.environ), enter)
+    kept = ("PATH", "SSL_CERT_FILE")
+    installed = Installed(
+        project, package, {key: os.environ[key] for key in kept if key in os.environ}, enter
+    )
     # Debian's torch is what this backend needs; all else comes from the project's own list.
     installed.succeed("python3", "-m", "venv", "--system-site-packages", ".venv")
     installed.succeed("python3", "-m", "pip", "install", "--quiet", "-e", ".[dev]", limit_s=INSTALL_LIMIT_S)
-    return installed
+    if target.launcher != "slurm":
+        return installed
+    # Slurm is outside, and starts a Python that enters.
+    commands = project / ".venv" / "outside"
+    commands.mkdir()
+    (commands / "python3").write_text(f'#!/bin/sh\nexec {shlex.join(enter)} python3 "$@"\n')
+    (commands / "python3").chmod(0o755)
+    path = f"{commands}{os.pathsep}/usr/sbin{os.pathsep}/usr/bin{os.pathsep}/bin"
+    return Installed(project, package, {**installed.environment, "PATH": path})

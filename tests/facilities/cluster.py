@@ -23,7 +23,7 @@ NETWORK = "10.77.0"
 GATEWAY = f"{NETWORK}.254"
 SLURM_CONF = STATE / "slurm.conf"
 LIMIT_S = 30.0
-SLURM_PACKAGES = "munge slurm-wlm slurmctld slurmd slurm-client"
+SLURM_PACKAGES = "munge slurm-wlm slurmctld slurmd slurm-client libpmix-dev"
 
 
 class Missing(Exception):
@@ -45,7 +45,8 @@ def enter(node: str) -> list[str]:
 
     The command replaces it: its process is the command's own.
     """
-    script = f'mount --bind {STATE}/hosts /etc/hosts; hostname {node}; exec "$@"'
+    script = f"mount --bind {STATE}/hosts /etc/hosts; mount --bind {STATE}/own-{node} {STATE}/own; "
+    script += f'hostname {node}; exec "$@"'
     inside = ["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-ec", script, "sh"]
     return ["nsenter", f"--net=/run/netns/{namespace(node)}", *inside]
 
@@ -65,6 +66,9 @@ def up(slurm: bool) -> None:
     check(slurm)
     STATE.mkdir(mode=0o755, exist_ok=True)
     names = "".join(f"{address(node)} {node}\n" for node in NODES)
+    # What Slurm's PMIx keeps for a job must not be shared: here, each node sees its own.
+    for folder in ("own", *(f"own-{node}" for node in NODES)):
+        (STATE / folder).mkdir(exist_ok=True)
     (STATE / "hosts").write_text(f"127.0.0.1 localhost\n{names}{GATEWAY} {os.uname().nodename}\n")
     if not Path("/sys/class/net", SWITCH).exists():
         _ip("link", "add", SWITCH, "type", "bridge")
@@ -163,6 +167,7 @@ def _slurm_up() -> None:
     if not SLURM_CONF.exists() or SLURM_CONF.read_text() != configuration:
         SLURM_CONF.write_text(configuration)
     (STATE / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+    (STATE / "mpi.conf").write_text(f"PMIxCliTmpDirBase={STATE}/own\n")
     # GPUs that can be asked for, and are not there.
     (STATE / "gres.conf").write_text("AutoDetect=off\nName=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
     environment = {**os.environ, "SLURM_CONF": str(SLURM_CONF)}

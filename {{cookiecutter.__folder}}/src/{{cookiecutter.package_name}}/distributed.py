@@ -618,8 +618,15 @@ def adopt_ranks() -> None:
 {%- else %}
 
 def start(config: DistributedConfig) -> None:
-    """Join the other processes of torch_xla."""
+    """Join the other processes of torch_xla.
+
+    Raises:
+        Refused: if there are not the processes that were asked for.
+    """
     idist.initialize("xla-tpu")
+    wanted = config.nproc_per_node
+    if wanted not in (None, idist.get_nproc_per_node()):
+        raise Refused(f"{wanted} processes were asked for, but torch_xla started {idist.get_nproc_per_node()}", 1)
 
 
 def launched() -> bool:
