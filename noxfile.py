@@ -85,7 +85,7 @@ def matrix(session: nox.Session) -> None:
 
 @nox.session
 def launchers(session: nox.Session) -> None:
-    """Train on two nodes of this machine: Slurm, torchrun, mpirun, Kubernetes. Needs root, iproute2 and Slurm."""
+    """Train on two nodes of this machine: Slurm, torchrun, manifests of Kubernetes. Needs root, iproute2 and Slurm."""
     executed(session, "cluster")
 
 

@@ -31,9 +31,17 @@ for name, keep in KEEP_IF.items():
     else:
         path.unlink()
 
-print(f"""
-{ANSWERS["project_slug"]} is ready ({ANSWERS["hardware"]}, {ANSWERS["__backend"]}, {LAUNCHER}). Next:
+# What README.md has to say before the first command.
+FIRST = {
+    "mpi": "after a torch that was built with MPI, see README.md:",
+    "kubernetes": "after an image and a volume, see README.md:",
+}
+first = FIRST.get(ANSWERS["__backend"], FIRST.get(LAUNCHER, "Next:"))
+horovod = "\n  scripts/install_horovod.sh" if ANSWERS["__backend"] == "horovod" else ""
 
-  cd {ANSWERS["project_slug"]} && python3 -m pip install -e ".[dev]"
+print(f"""
+{ANSWERS["project_slug"]} is ready ({ANSWERS["hardware"]}, {ANSWERS["__backend"]}, {LAUNCHER}). {first[0].upper() + first[1:]}
+
+  cd {ANSWERS["project_slug"]} && python3 -m pip install -e ".[dev]"{horovod}
   scripts/train.sh
 """)

@@ -8,7 +8,7 @@
 # NNODES          nodes; run the same command on each of them (default: 1). 1:4 is elastic: any number in between,
 #                 nodes may come and go
 # MASTER_ADDR, MASTER_PORT   where the nodes meet: a host name of one node, and a port that is free there
-# MAX_RESTARTS    how often to go on from the last checkpoint after a process was lost (default: 3 on several nodes)
+# MAX_RESTARTS    how often to go on from the last checkpoint after a process was lost (default: 0 on one node, else 3)
 # RDZV_CONF       more for torchrun's rendezvous, such as last_call_timeout=5
 {%- elif launcher == "spawn" and cookiecutter.hardware == "tpu" %}
 # Train on the TPU chips of this machine:  scripts/train.sh [--dry-run] [--section.field value ...]
@@ -35,8 +35,8 @@
 # NPROC_PER_NODE  processes on each node (default: {% if cookiecutter.hardware == "gpu" %}one for each visible GPU{% else %}2{% endif %})
 # NNODES          nodes (default: 1); for more than one, HOSTFILE names a file of hosts
 {%- if cookiecutter.__backend != "mpi" %}
-# MASTER_ADDR, MASTER_PORT   where the processes meet: the host of rank 0 (default: this machine), and a port that is
-#                 free there (default: any on one node, 29500 on several)
+# MASTER_ADDR, MASTER_PORT   where the processes meet: the host of rank 0 (default: this machine, or the first host of
+#                 HOSTFILE), and a port that is free there (default: any on one node, 29500 on several)
 {%- endif %}
 {%- elif launcher == "horovodrun" %}
 # Train with horovodrun:  scripts/train.sh [--dry-run] [--section.field value ...]
@@ -104,14 +104,16 @@ else
     --rdzv-conf="${RDZV_CONF:-}"
   )
 fi
-if [[ $NNODES != 1 ]]; then
-  rendezvous+=(--max-restarts="${MAX_RESTARTS:-3}")
-  # A store that every node connects to anew survives the loss of one of them.
-  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-fi
 # One thread for each process: as many as cores in each of them would make all of them wait.
+variables=(OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}")
+if [[ $NNODES != 1 ]]; then
+  # A store that every node connects to anew survives the loss of one of them.
+  variables+=(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)
+  MAX_RESTARTS=${MAX_RESTARTS:-3}
+fi
+rendezvous+=(--max-restarts="${MAX_RESTARTS:-0}")
 command=(
-  env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+  env "${variables[@]}"
   torchrun "${rendezvous[@]}" --nproc-per-node="$nproc_per_node"
   -m {{ package }} train "${settings[@]}"
 )
@@ -126,6 +128,7 @@ if [[ " ${settings[*]}" == *" --train.run_dir"* ]]; then
   exit 2
 fi
 command=(
+  env ${RUN_DIR:+"RUN_DIR=$RUN_DIR"}{% if cookiecutter.__backend in ("gloo", "nccl") %} ${STARTER:+"STARTER=$STARTER"}{% endif %}
   sbatch --parsable --nodes="$NNODES" --ntasks-per-node="$nproc_per_node"
 {%- if cookiecutter.hardware == "gpu" %} --gpus-per-node="$nproc_per_node"
 {%- endif %} ${SEEDS:+"--array=$SEEDS" "--output=slurm-%A_%a.out"}
@@ -138,9 +141,13 @@ master_addr=${MASTER_ADDR:-127.0.0.1}
 master_port=${MASTER_PORT:-$(python3 -c "import socket; print(socket.create_server(('', 0)).getsockname()[1])")}
 {%- endif %}
 if [[ $NNODES != 1 ]]; then
-  options+=(--hostfile "${HOSTFILE:?names the hosts, one a line}")
+  if [[ ! -f ${HOSTFILE:-} ]]; then
+    echo "error: set HOSTFILE to a file that names the hosts, one a line" >&2
+    exit 2
+  fi
+  options+=(--hostfile "$HOSTFILE")
 {%- if cookiecutter.__backend != "mpi" %}
-  master_addr=${MASTER_ADDR:-$(awk -F '[ :]' '!/^#/ && NF {print $1; exit}' "$HOSTFILE")}
+  master_addr=${MASTER_ADDR:-$(awk '!/^[ \t]*#/ && NF {split($1, host, ":"); print host[1]; exit}' "$HOSTFILE")}
   master_port=${MASTER_PORT:-29500}
 {%- endif %}
 fi
@@ -153,6 +160,15 @@ if [[ $(mpirun --version 2>/dev/null) =~ "Open MPI"|"Open RTE"|PRTE ]]; then
   if ((nproc_per_node > $(nproc))); then
     options+=(--oversubscribe)
   fi
+  if [[ $NNODES != 1 ]]; then
+    options+=(--map-by "ppr:$nproc_per_node:node" -x PATH)
+    # The settings of the network are for every node.
+    for name in $(compgen -e GLOO_){% if cookiecutter.__backend == "nccl" %} $(compgen -e NCCL_){% endif %} $(compgen -e UCX_); do
+      options+=(-x "$name")
+    done
+  fi
+elif [[ $NNODES != 1 ]]; then
+  options+=(-ppn "$nproc_per_node")
 fi
 # One thread for each process: as many as cores in each of them would make all of them wait.
 command=(
@@ -172,7 +188,10 @@ command=(
   horovodrun "${options[@]}" python3 -m {{ package }} train "${settings[@]}"
 )
 {%- elif launcher == "kubernetes" %}
-command=(python3 scripts/manifest.py "${MANIFEST:-scripts/trainjob.yaml}" "${settings[@]}")
+command=(
+  env ${IMAGE:+"IMAGE=$IMAGE"} ${NNODES:+"NNODES=$NNODES"} ${NPROC_PER_NODE:+"NPROC_PER_NODE=$NPROC_PER_NODE"}
+  python3 scripts/manifest.py "${MANIFEST:-scripts/trainjob.yaml}" "${settings[@]}"
+)
 {%- endif %}
 
 if $dry_run; then
@@ -197,7 +216,8 @@ echo "job $job is submitted; it writes ${RUN_DIR:-runs/$job}"
 echo "follow it with  tail -F slurm-$job${SEEDS:+_*}.out  and  squeue --job $job, end it with  scancel $job"
 {%- elif launcher == "kubernetes" %}
 # A setting that cannot work is refused here, not in a pod.
-python3 -m {{ package }} doctor --elsewhere "${settings[@]}"
+size=(--distributed.nproc_per_node "${NPROC_PER_NODE:-1}")
+NNODES=${NNODES:-2} python3 -m {{ package }} doctor --elsewhere "${size[@]}" "${settings[@]}"
 if ! command -v kubectl >/dev/null; then
   echo "error: kubectl is not on the PATH: install it, and point it to your cluster" >&2
   exit 1

@@ -303,7 +303,8 @@ def _port_check(port: str) -> Check:
         try:
             probe.bind(("", int(port)))
         except (OSError, ValueError, OverflowError) as error:
-            return Check("port", False, f"MASTER_PORT {port}: {error}", "set it to a free port, or unset it")
+            reason = getattr(error, "strerror", error)
+            return Check("port", False, f"MASTER_PORT {port}: {reason}", "set it to a free port, or unset it")
     return Check("port", True, f"MASTER_PORT {port} is free")
 
 
@@ -486,6 +487,10 @@ def start(config: DistributedConfig) -> None:
             raise Refused(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
         refuse_other_launchers()
         return
+{%- if launcher == "slurm" and backend != "mpi" %}
+    if "MASTER_ADDR" not in os.environ:
+        raise Refused("set MASTER_ADDR to the first node of the job, and MASTER_PORT, as scripts/train.sbatch does")
+{%- endif %}
     if not dist.is_backend_available(config.backend):
         raise Refused(f"torch {torch.__version__} has no {config.backend}: {BACKEND_FIX}", 1)
 {%- if cookiecutter.hardware == "gpu" %}

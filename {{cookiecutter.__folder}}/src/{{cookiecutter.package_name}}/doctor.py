@@ -55,7 +55,7 @@ def doctor(config: Config, as_json: bool = False) -> int:
     processes that a launcher has started, on many nodes for example, those exchange them.
     """
     if distributed.launched():
-        return distributed.run(exchange, config)
+        return distributed.run(exchange, config, as_json)
     nproc_per_node = config.distributed.nproc_per_node or distributed.usual_processes(config.distributed)
     config = replace(config, distributed=replace(config.distributed, nproc_per_node=nproc_per_node))
     checks = list(examine(config))
@@ -64,17 +64,12 @@ def doctor(config: Config, as_json: bool = False) -> int:
         measured = _measure_here(config, nproc_per_node)
         checks += _exchange_checks(measured)
     failed = next((check for check in checks if not check.ok), None)
-    if as_json:
-        said = [{"name": check.name, "ok": check.ok, "found": check.found} for check in checks]
-        print(json.dumps({"ready": failed is None, "fix": failed.fix if failed else "", "checks": said, **measured}))
-    else:
-        _print(checks)
-        print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")
-    return 1 if failed else 0
+    _print(checks, measured, as_json)
+    return failed.exit_code if failed else 0
 
 
-def exchange(local_rank: int, config: Config) -> int:
-    """Time all-reduces between the processes of a launcher and compare their weights; rank 0 prints one JSON object."""
+def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
+    """Time all-reduces between the processes of a launcher and compare their weights; rank 0 prints the result."""
     world_size = idist.get_world_size()
     measured: dict[str, Any] = {"world_size": world_size, "nnodes": idist.get_nnodes()}
     mine = {"host": platform.node(), **distributed.versions()}
@@ -95,9 +90,10 @@ def exchange(local_rank: int, config: Config) -> int:
         measured["all_reduce"].append(
             {"bytes": size, "milliseconds": seconds * 1e3, "bus_bandwidth_gb_per_s": bandwidth / 1e9}
         )
+    checks = list(_exchange_checks(measured))
     if idist.get_rank() == 0:
-        print(json.dumps(measured), flush=True)
-    return 0
+        _print(checks, measured, as_json)
+    return 0 if all(check.ok for check in checks) else 1
 
 
 def _time_all_reduce(numel: int, repetitions: int) -> float:
@@ -136,12 +132,12 @@ def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return {"error": f"{nproc_per_node} processes did not find each other within {EXCHANGE_LIMIT_S:.0f} s"}
-    if process.returncode:
+    if "{" not in output:
         said = [line for line in errors.splitlines() if "error:" in line.lower()] or errors.splitlines()
         return {"error": said[0].strip() if said else f"{command[0]} ended with {process.returncode}"}
     # Some launchers write the rank before each line.
     measured: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
-    return measured
+    return {name: value for name, value in measured.items() if name not in ("ready", "fix", "checks")}
 
 
 def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
@@ -161,13 +157,20 @@ def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
     yield Check("weights", not difference, found, "check how distributed.py wraps the model")
 
 
-def _print(checks: list[Check]) -> None:
+def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None:
+    """Print a table and what to do next, or one JSON object."""
+    failed = next((check for check in checks if not check.ok), None)
+    if as_json:
+        said = [{"name": check.name, "ok": check.ok, "found": check.found} for check in checks]
+        print(json.dumps({"ready": failed is None, "fix": failed.fix if failed else "", "checks": said, **measured}))
+        return
     table = Table(box=None, pad_edge=False)
     for title in ("check", "", "found"):
         table.add_column(title)
     for check in checks:
         table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]no[/]", check.found)
     Console().print(table)
+    print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")
 
 
 def _batch_check(config: Config) -> Check:
