@@ -28,7 +28,7 @@ FILES: dict[Condition, str] = {
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/config.py src/PKG/data.py src/PKG/distributed.py
-        src/PKG/doctor.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/nodes.py
+        src/PKG/doctor.py src/PKG/early.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/nodes.py
         src/PKG/shards.py
         src/PKG/training.py
         tests/conftest.py tests/test_commands.py tests/test_config.py tests/test_data.py tests/test_training.py

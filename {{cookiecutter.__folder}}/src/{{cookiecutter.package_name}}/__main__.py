@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from . import early
 from .config import Refused, add_settings, parse
 
 COMMANDS = {
@@ -59,6 +60,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
     config, options = parse(parser, arguments)
 
+    if command == "train":
+        early.remember()
     # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Its sockets warn of every address that has no name; errors are still said.

@@ -24,7 +24,7 @@ from ignite.handlers import Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import distributed
+from . import distributed, early
 from .config import Config, Refused, changed_settings, to_dict
 from .engines import LossMeter
 
@@ -343,6 +343,7 @@ class StopSignals:
             return
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
         previous = {number: signal.signal(number, remember) for number in numbers}
+        self.received = next(iter(early.received), self.received)
         try:
             yield
         finally:
