@@ -25,6 +25,7 @@ from baking import (
 )
 from cookiecutter.exceptions import FailedHookException  # type: ignore[import-untyped]
 from hypothesis import settings
+from installing import Installer
 
 # A bake has no steady duration, and a fuzz test keeps its failures in its message, not in a folder.
 settings.register_profile("bakes", deadline=None, database=None)
@@ -66,6 +67,13 @@ def bake(cookies_session: Any) -> Bake:
         return baked[key]
 
     return bake
+
+
+@pytest.fixture(scope="session")
+def install(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Installer:
+    """Install targets; the environments are those of this test session, for all its workers."""
+    own = tmp_path_factory.getbasetemp()
+    return Installer(bake, (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "environments")
 
 
 @pytest.fixture(scope="session")

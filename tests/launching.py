@@ -57,7 +57,7 @@ class OnNode:
     def said(self) -> str:
         return self.log.read_text()
 
-    def end(self, limit_s: float = 180) -> int:
+    def end(self, limit_s: float = 300) -> int:
         """Wait for the end; return the exit code."""
         return self.process.wait(timeout=limit_s)
 
@@ -151,23 +151,24 @@ def nothing_runs_on_the_nodes() -> bool:
     return not any(cluster.commands(node) for node in cluster.NODES)
 
 
-def worker_on(node: str) -> int:
+def worker_on(node: str) -> int | None:
     """Return a process that trains on ``node``, not one that only starts others."""
     for pid in cluster.processes(node):
-        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
-        if b"train" in words and b"torchrun" not in b" ".join(words[:3]):
+        words = command_line(pid).split()
+        if "train" in words and "python" in words[0] and "torchrun" not in " ".join(words[:3]):
             return pid
-    raise AssertionError(f"nothing trains on {node}")
+    return None
+
+
+def command_line(pid: int) -> str:
+    """Return the words of a process, or nothing if it has just ended."""
+    try:
+        return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def processes_with(word: str) -> list[int]:
     """Return all processes of this machine whose command line holds ``word``."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it has just ended
-        if word in line:
-            found.append(int(process.name))
-    return found
+    everything = (int(process.name) for process in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in everything if word in command_line(pid)]

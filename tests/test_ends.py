@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from baking import Target
-from conftest import Bake
-from installing import install
+from installing import Installer
 from launching import processes_with, wait_for
 
 pytestmark = pytest.mark.executed
@@ -25,9 +24,9 @@ LONG = ["--data.dataset", "synthetic", "--data.synthetic_size", "512", "--train.
         pytest.param("horovodrun", marks=pytest.mark.horovod),
     ],
 )
-def test_no_process_outlives_its_launcher(bake: Bake, launcher: str, tmp_path: Path) -> None:
+def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp_path: Path) -> None:
     backend = "horovod" if launcher == "horovodrun" else "gloo"
-    project = install(bake, Target("cpu", backend, launcher), tmp_path)
+    project = install(Target("cpu", backend, launcher), tmp_path)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         run = tmp_path / f"run-{number.name}"
         with (tmp_path / f"{number.name}.log").open("w") as log:
@@ -76,9 +75,9 @@ training.create_trainer = failing
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
-    bake: Bake, launcher: str, tmp_path: Path
+    install: Installer, launcher: str, tmp_path: Path
 ) -> None:
-    project = install(bake, Target("cpu", "gloo", launcher), tmp_path)
+    project = install(Target("cpu", "gloo", launcher), tmp_path)
     package = project.path / "src" / project.package
     # Loaded in every process, as the launcher starts them.
     (package / "failing.py").write_text(FAILS_ON_ONE.format(package=project.package))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import cluster
 import pytest
-from baking import Target
-from conftest import Bake
-from installing import Installed, install
+from baking import Target, missing_facility
+from installing import Installed, Installer
 from launching import OnNode, Pods, nothing_runs_on_the_nodes, wait_for, worker_on
 
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("two_nodes")]
@@ -25,9 +24,9 @@ Start = Callable[..., OnNode]
 
 
 @pytest.fixture(scope="module")
-def project(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def project(install: Installer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """One installation for all tests here: each writes its own run directory."""
-    return install(bake, Target("cpu", "gloo", "torchrun"), tmp_path_factory.mktemp("nodes"))
+    return install(Target("cpu", "gloo", "torchrun"), tmp_path_factory.mktemp("nodes"))
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_two_nodes_train(project: Installed, start: Start) -> None:
 def test_a_lost_process_costs_one_epoch_at_most(project: Installed, start: Start) -> None:
     first, second = (train_on(start, node, "runs/lost", *LONG) for node in cluster.NODES)
     wait_for(lambda: "epoch 2/" in first.said() + second.said(), "the training")
-    os.kill(worker_on("node2"), signal.SIGKILL)
+    kill_worker_on("node2")
     assert first.end() == 0, first.said()
     assert second.end() == 0, second.said()
     assert "resumed from" in first.said() + second.said()
@@ -102,6 +101,34 @@ def test_a_node_that_comes_late_joins(project: Installed, start: Start) -> None:
     assert second.end() == 0, second.said()
     assert "processes: 2" in first.said()
     assert_every_epoch_once(project, "runs/late")
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher", "mpi"),
+    [("gloo", "mpirun", "openmpi"), ("gloo", "mpirun", "mpich"), ("horovod", "horovodrun", "")],
+)
+def test_one_command_starts_both_nodes_by_ssh(
+    install: Installer, backend: str, launcher: str, mpi: str, tmp_path: Path
+) -> None:
+    if not (cluster.COMMANDS / "ssh").exists():
+        missing_facility("sshd", "apt-get install openssh-server")
+    project = install(Target("cpu", backend, launcher), tmp_path, mpi=mpi)
+    (project.path / "hosts").write_text("".join(f"{node}\n" for node in cluster.NODES))
+    variables = {"NNODES": "2", "NPROC_PER_NODE": "1", "HOSTFILE": "hosts", "HOSTS": "node1:1,node2:1"}
+    variables["PATH"] = f"{cluster.COMMANDS}{os.pathsep}{project.environment['PATH']}"
+    smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
+    one = OnNode(project, "node1", smoke, tmp_path / "log", variables)
+    wait_for(lambda: worker_on("node2"), "the other node's process")
+    assert one.end() == 0, one.said()
+    summary = project.read_json("runs/smoke/summary.json")
+    assert (summary["world_size"], summary["nnodes"]) == (2, 2)
+    assert summary["weights_difference"] == 0.0
+
+    long = ["scripts/train.sh", "--train.run_dir", "runs/killed", *LONG]
+    other = OnNode(project, "node1", long, tmp_path / "long", variables)
+    wait_for((project.path / "runs/killed/metrics.jsonl").exists, "the first epoch")
+    other.process.kill()
+    wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
 
 
 def test_the_doctor_finds_nodes_that_reach_each_other(start: Start) -> None:
@@ -147,14 +174,14 @@ def test_the_doctor_finds_a_closed_port_and_a_node_that_did_not_come(start: Star
     ip = ["ip", "-n", cluster.namespace("node2")]
     subprocess.run([*ip, "route", "add", "blackhole", "10.77.0.1/32"], check=True)
     try:
-        first, second = start("node1", *doctor("2")), start("node2", *doctor("2"))
+        first, second = start("node1", *doctor("2"), *TIMEOUT), start("node2", *doctor("2"), *TIMEOUT)
         assert second.end(150) == 1
         assert (
-            "node2 cannot reach 10.77.0.1:29500 within 60 s: call this on node1 too, and open port"
+            "node2 cannot reach 10.77.0.1:29500 within 15 s: call this on node1 too, and open port"
             in second.said()
         )
         assert first.end(150) == 1
-        assert "1 of 2 nodes came within 60 s: call this on each of them" in first.said()
+        assert "1 of 2 nodes came within 15 s: call this on each of them" in first.said()
     finally:
         subprocess.run([*ip, "route", "del", "blackhole", "10.77.0.1/32"], check=True)
 
@@ -165,14 +192,14 @@ def doctor(nnodes: str) -> list[str]:
 
 @pytest.mark.parametrize("manifest", ["trainjob.yaml", "job.yaml"])
 def test_the_command_of_a_manifest_trains_and_outlives_a_lost_process(
-    bake: Bake, manifest: str, tmp_path: Path
+    install: Installer, manifest: str, tmp_path: Path
 ) -> None:
     """One node for each pod, with the variables and host names that the controller would give it."""
-    project = install(bake, Target("cpu", "gloo", "kubernetes"), tmp_path)
+    project = install(Target("cpu", "gloo", "kubernetes"), tmp_path)
     pods = Pods(project, manifest, *TIMEOUT, *LONG)
     try:
         wait_for(lambda: "epoch 2/" in pods.said(), "the training")
-        os.kill(worker_on("node2"), signal.SIGKILL)
+        kill_worker_on("node2")
     finally:
         pods.succeed()
     summary = project.read_json(f"runs/{pods.name}/summary.json")
@@ -180,6 +207,12 @@ def test_the_command_of_a_manifest_trains_and_outlives_a_lost_process(
     assert summary["resumed_from"]
     assert_every_epoch_once(project, f"runs/{pods.name}")
     wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
+
+
+def kill_worker_on(node: str) -> None:
+    pid = worker_on(node)
+    assert pid, f"nothing trains on {node}"
+    os.kill(pid, signal.SIGKILL)
 
 
 def assert_every_epoch_once(project: Installed, run: str) -> None:

@@ -6,21 +6,21 @@ from pathlib import Path
 import cluster
 import pytest
 from baking import Target
-from conftest import Bake
-from installing import Installed, install
+from installing import Installed, Installer
 from launching import job_state, nothing_runs_on_the_nodes, output_of, submit, train, wait_for, wait_for_end
 
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("slurm_cluster")]
 
 TARGET = Target("cpu", "gloo", "slurm")
-# Half a minute or more; an epoch takes about two seconds.
-LONG = ("--data.dataset", "synthetic", "--data.synthetic_size", "1024", "--train.epochs", "20")
+# An epoch takes one second or two.
+EPOCHS = 12
+LONG = ("--data.dataset", "synthetic", "--data.synthetic_size", "1024", "--train.epochs", str(EPOCHS))
 
 
 @pytest.fixture(scope="module")
-def project(bake: Bake, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def project(install: Installer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """One installation for all tests here: each writes its own run directory."""
-    return install(bake, TARGET, tmp_path_factory.mktemp("slurm"))
+    return install(TARGET, tmp_path_factory.mktemp("slurm"))
 
 
 @pytest.fixture(autouse=True)
@@ -35,32 +35,32 @@ def nothing_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_two_nodes_train(project: Installed, starter: str, tasks: int) -> None:
     run = f"runs/{starter}-{tasks}"
-    job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE=str(tasks), STARTER=starter)
+    size = {"NNODES": "2", "NPROC_PER_NODE": str(tasks)}
+    job = submit(project, "--train.epochs", "4", RUN_DIR=run, STARTER=starter, **size)
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)
     summary = project.read_json(f"{run}/summary.json")
     assert summary["world_size"] == 2 * tasks
     assert summary["nnodes"] == 2
-    assert summary["val_accuracy"] >= 0.97
+    assert summary["val_accuracy"] >= 0.95
     assert summary["weights_difference"] == 0.0
 
 
-def test_the_run_directory_is_that_of_the_job_or_of_the_seed(project: Installed) -> None:
+def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
     job = submit(project, "--config", "configs/smoke.yaml", SEEDS="3-4")
     for seed in (3, 4):
         summary = project.path / "runs" / job / f"seed-{seed}" / "summary.json"
         wait_for(summary.exists, f"seed {seed}")
         assert f"seed: {seed}" in summary.with_name("config.yaml").read_text()
-    job = submit(project, "--config", "configs/smoke.yaml")
-    assert wait_for_end(job) == "COMPLETED", output_of(project, job)
-    assert (project.path / "runs" / job / "summary.json").exists()
 
 
 @pytest.mark.parametrize("starter", ["srun", "torchrun"])
 def test_the_time_limit_loses_nothing(project: Installed, starter: str) -> None:
     run = f"runs/limit-{starter}"
-    # Slurm gives the signal as soon as less than so much is left: a quarter of a minute after the start.
-    limits = {"SBATCH_TIMELIMIT": "00:01:00", "SBATCH_SIGNAL": "USR1@45"}
+    limits = {"SBATCH_TIMELIMIT": "10", "SBATCH_SIGNAL": "USR1@100"}
     job = submit(project, *LONG, RUN_DIR=run, NNODES="2", NPROC_PER_NODE="1", STARTER=starter, **limits)
+    wait_for(lambda: "epoch 2/" in output_of(project, job), "the training")
+    # Less is left then than the signal asks for.
+    cluster.slurm("scontrol", "update", f"JobId={job}", "TimeLimit=2")
     wait_for(lambda: int(job_state(job)["Restarts"]) > 0, "the job to be queued again", 180)
     assert "stopped by a signal" in output_of(project, job)
     # Without a signal from here on, for the test to end soon.
@@ -132,8 +132,8 @@ def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
     said = project.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)
     job = project.succeed("bash", "-c", said, variables=size).strip()
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)
+    assert (project.path / "runs" / job / "summary.json").exists()
     other = submit(project, *settings, **size)
-    assert wait_for_end(other) == "COMPLETED"
     assert job_state(job)["Command"] == job_state(other)["Command"]
     assert job_state(job)["NumTasks"] == job_state(other)["NumTasks"] == "2"
 
@@ -141,5 +141,5 @@ def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
 def assert_every_epoch_once(project: Installed, run: str) -> None:
     """A run that was stopped and went on has the record of one that was not."""
     lines = (project.path / run / "metrics.jsonl").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines] == [f'{{"epoch": {epoch}' for epoch in range(1, 21)]
+    assert [line.split(",")[0] for line in lines] == [f'{{"epoch": {epoch}' for epoch in range(1, EPOCHS + 1)]
     assert project.read_json(f"{run}/summary.json")["weights_difference"] == 0.0

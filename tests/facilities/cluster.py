@@ -24,6 +24,8 @@ GATEWAY = f"{NETWORK}.254"
 SLURM_CONF = STATE / "slurm.conf"
 LIMIT_S = 30.0
 SLURM_PACKAGES = "munge slurm-wlm slurmctld slurmd slurm-client libpmix-dev"
+# Put before the PATH, it lets ssh log in to the nodes.
+COMMANDS = STATE / "bin"
 
 
 class Missing(Exception):
@@ -84,13 +86,19 @@ def up(slurm: bool) -> None:
         _ip("-n", space, "addr", "add", f"{address(node)}/24", "dev", "eth0")
         _ip("-n", space, "link", "set", "eth0", "up")
         _ip("-n", space, "link", "set", "lo", "up")
+    if shutil.which("sshd"):
+        _ssh_up()
     if slurm:
         _slurm_up()
 
 
 def down() -> None:
     """End what the nodes run and remove them."""
-    for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged"):
+    for name in (
+        *(f"{daemon}-{node}" for daemon in ("slurmd", "sshd") for node in NODES),
+        "slurmctld",
+        "munged",
+    ):
         _stop(name)
     for number, node in enumerate(NODES, 1):
         if Path("/run/netns", namespace(node)).exists():
@@ -120,7 +128,7 @@ def commands(node: str) -> list[str]:
             line = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
         except OSError:
             continue  # it has just ended
-        if line and not line.startswith("slurm"):
+        if line and not line.startswith(("slurm", "sshd")):
             lines.append(line)
     return lines
 
@@ -153,6 +161,36 @@ def slurm(*command: str, limit_s: float = LIMIT_S, **variables: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return done.stdout
+
+
+def _ssh_up() -> None:
+    """Let root of every node log in to the other one, with a key that this cluster alone knows."""
+    secrets = STATE / "ssh"
+    secrets.mkdir(mode=0o700, exist_ok=True)
+    for key in ("host", "user"):
+        if not (secrets / key).exists():
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(secrets / key))
+    (secrets / "client").write_text(
+        f"Host *\n  IdentityFile {secrets}/user\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
+        "  LogLevel ERROR\n"
+    )
+    COMMANDS.mkdir(exist_ok=True)
+    (COMMANDS / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {secrets}/client "$@"\n')
+    (COMMANDS / "ssh").chmod(0o755)
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it
+    for node in NODES:
+        settings = {
+            "ListenAddress": address(node),
+            "PidFile": f"{STATE}/sshd-{node}.pid",
+            "HostKey": f"{secrets}/host",
+            "AuthorizedKeysFile": f"{secrets}/user.pub",
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PasswordAuthentication": "no",
+        }
+        options = [text for name, value in settings.items() for text in ("-o", f"{name}={value}")]
+        if not _pid(f"sshd-{node}"):
+            _run(*enter(node), "/usr/sbin/sshd", "-f", "/dev/null", *options)
 
 
 def _slurm_up() -> None:
@@ -222,7 +260,7 @@ def _slurm_configuration() -> str:
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
         "SchedulerType": "sched/backfill",
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
         "SwitchType": "switch/none",
         "GresTypes": "gpu",
         "ReturnToService": "2",

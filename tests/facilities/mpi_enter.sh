@@ -19,7 +19,7 @@ exec unshare --mount --propagation private bash -euo pipefail -c '
     mkdir -p "$root/run/ddl-template-cluster"
     mount --rbind /run/ddl-template-cluster "$root/run/ddl-template-cluster"
   fi
-  exec chroot "$root" env HOME=/root LANG=C.UTF-8 PATH="$1/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+  exec chroot "$root" env HOME=/root LANG=C.UTF-8 PYTHONPATH="$1/src" PATH="/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     sh -c '\''cd "$0" && exec "$@"'\'' "$@"
 ' bash "$@"

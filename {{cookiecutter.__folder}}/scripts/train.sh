@@ -161,9 +161,9 @@ if [[ $(mpirun --version 2>/dev/null) =~ "Open MPI"|"Open RTE"|PRTE ]]; then
     options+=(--oversubscribe)
   fi
   if [[ $NNODES != 1 ]]; then
-    options+=(--map-by "ppr:$nproc_per_node:node" -x PATH)
-    # The settings of the network are for every node.
-    for name in $(compgen -e GLOO_){% if cookiecutter.__backend == "nccl" %} $(compgen -e NCCL_){% endif %} $(compgen -e UCX_); do
+    options+=(--map-by "ppr:$nproc_per_node:node")
+    # Where programs are found, and the settings of the network, are for every node.
+    for name in $(compgen -e | grep -xE 'PATH|LD_LIBRARY_PATH|PYTHONPATH') $(compgen -e GLOO_){% if cookiecutter.__backend == "nccl" %} $(compgen -e NCCL_){% endif %} $(compgen -e UCX_); do
       options+=(-x "$name")
     done
   fi

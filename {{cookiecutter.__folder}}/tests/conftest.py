@@ -66,10 +66,16 @@ def reason_not_to_start(processes: int) -> str:
 
 
 def launch(processes: int, *arguments: str) -> Answer:
-    """Run this package in ``processes`` processes, started as this project starts them, and expect success."""
+    """Run this package in ``processes`` processes, started as this project starts them, and expect success.
+
+    A single process is this one: to start another and import torch would take longer than what it does.
+    """
     if reason := reason_not_to_start(processes):
         pytest.skip(f"{processes} processes cannot run here: {reason}")
-    answer = run(distributed.local_command(processes, [*arguments, *distributed.TRIAL]))
+    if processes == 1:
+        answer = call(*arguments, "--distributed.nproc_per_node", "1")
+    else:
+        answer = run(distributed.local_command(processes, [*arguments, *distributed.TRIAL]))
     assert answer.code == 0, answer.errors
     return answer
 

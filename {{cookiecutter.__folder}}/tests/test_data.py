@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from {{ cookiecutter.package_name }}.config import DataConfig, Refused
 from {{ cookiecutter.package_name }}.data import (
     EVALUATION_BATCH_SIZE,
     EvaluationBatches,
+    ImageDataset,
     TrainingBatches,
     create_datasets,
 )
@@ -70,9 +72,16 @@ def test_an_empty_batch_has_the_shape_of_a_batch() -> None:
     assert labels.shape == (0,)
 
 
-def test_the_digits_are_cut_without_overlap() -> None:
+def test_the_digits_of_scikit_learn_are_cut_without_overlap() -> None:
     train_set, val_set = create_datasets(DataConfig())
     assert (len(train_set), len(val_set)) == (1437, 360)
-    train_images = {image.numpy().tobytes() for image in train_set.__getitems__(np.arange(1437))[0]}
-    val_images = {image.numpy().tobytes() for image in val_set.__getitems__(np.arange(360))[0]}
-    assert len(train_images & val_images) == 0
+    train, val = ({read(part, index) for index in range(len(part))} for part in (train_set, val_set))
+    assert not train & val
+    digits = load_digits()
+    pairs = zip(digits.images.astype(np.float32), digits.target, strict=True)
+    assert train | val == {((image / 8 - 1).tobytes(), int(label)) for image, label in pairs}
+
+
+def read(dataset: ImageDataset, index: int) -> tuple[bytes, int]:
+    images, labels = dataset.__getitems__(np.array([index]))
+    return images.numpy().tobytes(), int(labels)

@@ -78,7 +78,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:
-        return nodes.meet(int(str(options["nnodes"])))
+        return nodes.meet(int(str(options["nnodes"])), config.distributed.timeout_s)
     if options["exchange"]:
         return distributed.run(doctor.exchange, config)
     if options["quiet"] or options["elsewhere"]:

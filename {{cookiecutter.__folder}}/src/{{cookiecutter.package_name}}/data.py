@@ -6,6 +6,7 @@ would cost more than a small model's step.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -218,11 +219,12 @@ def _as_is(batch: Batch) -> Batch:
 
 
 def _digits(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = torch.from_numpy(digits.images).to(torch.float32).unsqueeze(1)
-    labels = torch.from_numpy(digits.target).to(torch.int64)
+    # The file behind load_digits of sklearn.datasets, whose import brings all of scipy: seconds in every process.
+    sklearn = importlib.util.find_spec("sklearn")
+    assert sklearn and sklearn.origin, "pyproject.toml asks for scikit-learn"
+    table = np.loadtxt(Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz", np.float32, delimiter=",")
+    images = torch.from_numpy(table[:, :64]).reshape(-1, 1, 8, 8)
+    labels = torch.from_numpy(table[:, 64]).to(torch.int64)
     # The file groups writers: shuffle once, the same way in every run, before cutting off the last fifth.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     cut = len(labels) * 4 // 5

@@ -19,12 +19,15 @@ LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
 
 
-def meet(nnodes: int) -> int:
+def meet(nnodes: int, timeout_s: float) -> int:
     """Let every node connect to every other one, as a training does; return the exit code.
+
+    A node waits for the others for a minute, or ``timeout_s`` if that is less.
 
     Raises:
         Refused: in one sentence, if they cannot.
     """
+    limit_s = min(LIMIT_S, timeout_s)
     host, address = platform.node(), own_address()
     master, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "29500"))
     if not master:
@@ -39,11 +42,11 @@ def meet(nnodes: int) -> int:
 
     is_master = _is_mine(master_address)
     try:
-        store = TCPStore(master, port, is_master=is_master, timeout=timedelta(seconds=LIMIT_S), wait_for_workers=False)
+        store = TCPStore(master, port, is_master=is_master, timeout=timedelta(seconds=limit_s), wait_for_workers=False)
     except (DistNetworkError, DistStoreError) as error:
         if is_master:
             raise Refused(f"{host} cannot listen on port {port} ({error}): choose another MASTER_PORT", 1) from None
-        sentence = f"{host} cannot reach {master_address}:{port} within {LIMIT_S:.0f} s"
+        sentence = f"{host} cannot reach {master_address}:{port} within {limit_s:.0f} s"
         fix = f"call this on {master} too, and open port {port} in its firewall"
         raise Refused(f"{sentence}: {fix}", 1) from None
 
@@ -55,7 +58,7 @@ def meet(nnodes: int) -> int:
             others = [json.loads(store.get(f"place {other}")) for other in range(nnodes) if other != number]
         except DistStoreError:
             found = store.add("nodes", 0)
-            sentence = f"{found} of {nnodes} nodes came within {LIMIT_S:.0f} s: call this on each of them"
+            sentence = f"{found} of {nnodes} nodes came within {limit_s:.0f} s: call this on each of them"
             raise Refused(sentence, 1) from None
         unreachable = [f"{other['host']} at {other['address']}" for other in others if not _reaches(other)]
         # Everyone has tried before anyone closes.
@@ -64,7 +67,7 @@ def meet(nnodes: int) -> int:
         sentences = [store.get(f"said {other}").decode() for other in range(nnodes)]
         store.add("done", 1)
         if is_master:
-            _wait_for(store, nnodes)
+            _wait_for(store, nnodes, limit_s)
     failures = "; ".join(sentence for sentence in sentences if sentence)
     if failures:
         fix = "let host names resolve to addresses that the others reach, set GLOO_SOCKET_IFNAME, or open the firewall"
@@ -113,7 +116,8 @@ def _reaches(other: dict[str, str]) -> bool:
     return True
 
 
-def _wait_for(store: TCPStore, nnodes: int) -> None:
-    """Keep the store open until every node has read it."""
-    while store.add("done", 0) < nnodes:
+def _wait_for(store: TCPStore, nnodes: int, limit_s: float) -> None:
+    """Keep the store open until every node has read it, unless one has gone."""
+    deadline = time.monotonic() + limit_s
+    while store.add("done", 0) < nnodes and time.monotonic() < deadline:
         time.sleep(0.05)
