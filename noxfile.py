@@ -43,7 +43,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
-    session.run("pytest", "-n", "2", "-m", "not executed", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "not (executed or launches)", *session.posargs)
 
 
 @nox.session
@@ -87,6 +87,13 @@ def matrix(session: nox.Session) -> None:
 def launchers(session: nox.Session) -> None:
     """Train on two nodes of this machine: Slurm, torchrun, manifests of Kubernetes. Needs root, iproute2 and Slurm."""
     executed(session, "cluster")
+
+
+@nox.session
+def launches(session: nox.Session) -> None:
+    """Launch 200 trainings of two processes in a row: an hour. Needs root, iproute2 and Slurm."""
+    session.install("-r", "tests/requirements.txt")
+    session.run("pytest", "-m", "launches", "--capture=no", *session.posargs)
 
 
 @nox.session(venv_backend="none")

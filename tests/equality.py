@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 # What the training to compare with was given, beside these defaults: seed 0, no learning-rate scaling.
-STEPS, BATCH_SIZE, LR = 40, 64, 0.05
-# It has learned to read the digits by then.
+STEPS, BATCH_SIZE, LR = 44, 64, 0.05
+# It has learned to read the digits by then, after two whole epochs.
 VAL_ACCURACY = 0.95
 SETTINGS = {
     "data.batch_size": BATCH_SIZE,

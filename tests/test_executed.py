@@ -1,6 +1,7 @@
 """Bake a target, install it from the rendered project alone, start its own launcher, and check what was learned."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from launching import train
 
 pytestmark = pytest.mark.executed
 
-# Largest difference of a weight, and of the loss, after 40 steps to the same steps in plain torch. XLA compiles other
+# Largest difference of a weight, and of the loss, after 44 steps to the same steps in plain torch. XLA compiles other
 # kernels; the others differ by the order in which two processes add up.
 TOLERANCE = {"xla-tpu": 1e-3}
 OTHER_TOLERANCE = 1e-4
@@ -248,6 +249,7 @@ def test_what_cannot_work_is_refused_before_training(
             (2, "choose 63 or 66", ["--data.batch_size", "64"], {"NPROC_PER_NODE": "3"}),
             (2, "choose distributed.backend gloo", ["--distributed.backend", "nccl"], {}),
             (2, "did you mean train.epochs?", ["--train.epoch", "3"], {}),
+            (2, "NPROC_PER_NODE is how many processes", [], {"NPROC_PER_NODE": "two"}),
             (1, "cannot be written", ["--train.run_dir", "/proc/run"], {}),
             (1, f"MASTER_PORT {port}", [], {"MASTER_PORT": port}),
             (1, "pip install -e '.[vision]'", ["--data.dataset", "cifar10"], {}),
@@ -261,6 +263,67 @@ def test_what_cannot_work_is_refused_before_training(
         occupied.kill()
         occupied.wait()
     assert not (project.path / "runs").exists()
+
+
+# Takes the place of what a launcher starts with, and writes down how it was called.
+RECORDER = """\
+#!{python}
+import json, os, sys
+if "--version" in sys.argv:
+    os.execv({real!r}, sys.argv)
+shell = ("PWD", "OLDPWD", "SHLVL", "_")
+call = [sys.argv, {{name: value for name, value in os.environ.items() if name not in shell}}]
+call.append("" if sys.stdin.isatty() else sys.stdin.read())
+with open({file!r}, "a") as calls:
+    print(json.dumps(call), file=calls)
+print(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program"),
+    [
+        ("torchrun", "torchrun"),
+        ("spawn", "python3"),
+        ("slurm", "sbatch"),
+        ("kubernetes", "kubectl"),
+        pytest.param("mpirun", "mpirun", marks=pytest.mark.mpi),
+        pytest.param("horovodrun", "horovodrun", marks=pytest.mark.horovod),
+    ],
+)
+def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: str, tmp_path: Path) -> None:
+    project = install(Target("cpu", "horovod" if launcher == "horovodrun" else "gloo", launcher), tmp_path)
+    (tmp_path / "hosts").write_text("localhost\n")
+    sizes: list[dict[str, str]] = [
+        {},
+        {
+            "NNODES": "2",
+            "NPROC_PER_NODE": "4",
+            "MASTER_ADDR": "localhost",
+            "HOSTFILE": str(tmp_path / "hosts"),
+        },
+    ]
+    recorder = tmp_path / "recorder" / program
+    recorder.parent.mkdir()
+    path = project.environment["PATH"]
+    calls, real = tmp_path / "calls", shutil.which(program, path=path) or ""
+    recorder.write_text(RECORDER.format(python=sys.executable, file=str(calls), real=real))
+    recorder.chmod(0o755)
+    variables = {
+        "HOSTS": "localhost:8",
+        "MASTER_PORT": "29511",
+        "PATH": f"{recorder.parent}{os.pathsep}{path}",
+    }
+    recorded = Installed(project.path, project.package, {**project.environment, **variables})
+    settings = ["--train.epochs", "3", "--data.root", "a folder"]
+    for size in sizes:
+        calls.unlink(missing_ok=True)
+        said = recorded.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)
+        recorded.succeed("scripts/train.sh", *settings, variables=size)
+        recorded.succeed("bash", "-c", said, variables=size)
+        ran, printed = (json.loads(line) for line in calls.read_text().splitlines())
+        assert ran == printed
+        assert "a folder" in ran[0] or "a folder" in ran[2]
 
 
 # One GPU that is not there: what the project asks torch is answered, and nothing more.
@@ -416,7 +479,7 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
         "--data.num_workers",
         "1",
     ]
-    project.succeed("scripts/train.sh", *settings, "--train.epochs", "6")
+    project.succeed("scripts/train.sh", *settings, "--train.epochs", "4")
     summary = project.read_json("runs/default/summary.json")
     assert summary["val_accuracy"] >= 0.95
 

@@ -115,7 +115,6 @@ def test_one_command_starts_both_nodes_by_ssh(
     project = install(Target("cpu", backend, launcher), tmp_path, mpi=mpi)
     (project.path / "hosts").write_text("".join(f"{node}\n" for node in cluster.NODES))
     variables = {"NNODES": "2", "NPROC_PER_NODE": "1", "HOSTFILE": "hosts", "HOSTS": "node1:1,node2:1"}
-    variables["PATH"] = f"{cluster.COMMANDS}{os.pathsep}{project.environment['PATH']}"
     smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
     one = OnNode(project, "node1", smoke, tmp_path / "log", variables)
     wait_for(lambda: worker_on("node2"), "the other node's process")

@@ -24,7 +24,7 @@ GATEWAY = f"{NETWORK}.254"
 SLURM_CONF = STATE / "slurm.conf"
 LIMIT_S = 30.0
 SLURM_PACKAGES = "munge slurm-wlm slurmctld slurmd slurm-client libpmix-dev"
-# Put before the PATH, it lets ssh log in to the nodes.
+# On a node's PATH: an ssh that logs in to the other one.
 COMMANDS = STATE / "bin"
 
 
@@ -48,7 +48,7 @@ def enter(node: str) -> list[str]:
     The command replaces it: its process is the command's own.
     """
     script = f"mount --bind {STATE}/hosts /etc/hosts; mount --bind {STATE}/own-{node} {STATE}/own; "
-    script += f'hostname {node}; exec "$@"'
+    script += f'hostname {node}; PATH={COMMANDS}:$PATH exec "$@"'
     inside = ["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-ec", script, "sh"]
     return ["nsenter", f"--net=/run/netns/{namespace(node)}", *inside]
 
@@ -353,6 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "up":
             up(slurm=with_slurm)
             print(f"{' and '.join(NODES)} are up: nox -s cluster -- run {NODES[0]} COMMAND")
+            if not (COMMANDS / "ssh").exists():
+                print("no ssh between them: apt-get install --no-install-recommends openssh-server")
             if with_slurm:
                 print(f"Slurm runs on them: export SLURM_CONF={SLURM_CONF}; sinfo")
             else:

@@ -75,17 +75,30 @@ visible_gpus() {
 {%- endif %}
 {%- if launcher != "kubernetes" and cookiecutter.hardware != "tpu" %}
 {% if launcher in ("torchrun", "spawn", "mpirun", "horovodrun") and cookiecutter.hardware == "gpu" %}
-nproc_per_node=${NPROC_PER_NODE:-$(visible_gpus)}
-nproc_per_node=$((nproc_per_node > 0 ? nproc_per_node : 1))
+gpus=$(visible_gpus)
+nproc_per_node=${NPROC_PER_NODE:-$((gpus > 0 ? gpus : 1))}
 {%- elif launcher == "slurm" and cookiecutter.hardware == "gpu" %}
 nproc_per_node=${NPROC_PER_NODE:-1}
 {%- else %}
 nproc_per_node=${NPROC_PER_NODE:-2}
 {%- endif %}
+if [[ ! $nproc_per_node =~ ^[1-9][0-9]*$ ]]; then
+  echo "error: NPROC_PER_NODE is how many processes to start on each node, such as 2, not $nproc_per_node" >&2
+  exit 2
+fi
 settings=(--distributed.nproc_per_node "$nproc_per_node" "${settings[@]}")
 {%- endif %}
 {%- if launcher in ("torchrun", "slurm", "mpirun", "horovodrun") %}
-export NNODES=${NNODES:-1}
+NNODES=${NNODES:-1}
+{%- if launcher == "torchrun" %}
+if [[ ! $NNODES =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]]; then
+  echo "error: NNODES is a number of nodes, such as 2, or 1:4 for any in between, not $NNODES" >&2
+{%- else %}
+if [[ ! $NNODES =~ ^[1-9][0-9]*$ ]]; then
+  echo "error: NNODES is a number of nodes, such as 2, not $NNODES" >&2
+{%- endif %}
+  exit 2
+fi
 {%- endif %}
 {% if launcher == "torchrun" %}
 if [[ $NNODES == 1 && -z ${MASTER_PORT:-} ]]; then
@@ -201,11 +214,11 @@ if $dry_run; then
 fi
 {%- if launcher in ("torchrun", "mpirun", "horovodrun") %}
 # What cannot work is said here, in one sentence, before any process of the training starts.
-python3 -m {{ package }} doctor --quiet "${settings[@]}"
+NNODES=$NNODES python3 -m {{ package }} doctor --quiet "${settings[@]}"
 {%- endif %}
 {%- if launcher == "slurm" %}
 # A setting that cannot work is refused here, not in a job that has waited for its turn.
-python3 -m {{ package }} doctor --elsewhere "${settings[@]}"
+NNODES=$NNODES python3 -m {{ package }} doctor --elsewhere "${settings[@]}"
 if ! command -v sbatch >/dev/null; then
   echo "error: sbatch is not on the PATH: log in to the cluster" >&2
   exit 1

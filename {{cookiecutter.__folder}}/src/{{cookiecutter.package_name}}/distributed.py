@@ -321,16 +321,23 @@ def usual_processes(config: DistributedConfig) -> int:
 
 
 def planned_world_size(config: DistributedConfig) -> int:
-    """Return how many processes a training with these settings will have; called before they are started."""
 {%- if launcher == "spawn" %}
+    """Return how many processes a training with these settings will have; called before they are started."""
     return processes_to_spawn(config)
 {%- else %}
+    """Return how many processes a training with these settings will have; called before they are started.
+
+    Raises:
+        Refused: if NNODES is not a number.
+    """
 {%- if launcher == "torchrun" %}
     # 1:4 is elastic.
     nnodes = os.environ.get("NNODES", "1").rpartition(":")[2]
 {%- else %}
     nnodes = os.environ.get("NNODES", "1")
 {%- endif %}
+    if not nnodes.isdecimal():
+        raise Refused(f"NNODES is a number of nodes, such as 2, not {nnodes}")
     return (config.nproc_per_node or 1) * int(nnodes)
 {%- endif %}
 
