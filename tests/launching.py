@@ -153,22 +153,14 @@ def nothing_runs_on_the_nodes() -> bool:
 
 def worker_on(node: str) -> int | None:
     """Return a process that trains on ``node``, not one that only starts others."""
-    for pid in cluster.processes(node):
-        words = command_line(pid).split()
+    for pid, line in cluster.commands(node).items():
+        words = line.split()
         if "train" in words and "python" in words[0] and "torchrun" not in " ".join(words[:3]):
             return pid
     return None
 
 
-def command_line(pid: int) -> str:
-    """Return the words of a process, or nothing if it has just ended."""
-    try:
-        return Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def processes_with(word: str) -> list[int]:
     """Return all processes of this machine whose command line holds ``word``."""
     everything = (int(process.name) for process in Path("/proc").glob("[0-9]*"))
-    return [pid for pid in everything if word in command_line(pid)]
+    return [pid for pid in everything if word in cluster.command_line(pid)]

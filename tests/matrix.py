@@ -20,8 +20,8 @@ INTRODUCTION = """\
 
 Written by the tests, never by hand.
 
-- **executed**: a test baked the target, installed it from the rendered project alone, started its own launcher, and
-  checked what was learned.
+- **executed**: a test baked the target, installed the packages that its own pyproject.toml asks for and no others, started
+  its own launcher, and checked what was learned.
 - **stand-in**: the same, but without the hardware; what ran instead is named.
 - **rendered only**: baked, read, parsed, linted and typed, but not started.
 

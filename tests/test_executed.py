@@ -82,6 +82,18 @@ def check_learned(project: Installed, target: Target, processes: str, backend: s
     return summary
 
 
+def check_defaults(project: Installed, target: Target, processes: str, trial: list[str]) -> None:
+    """The first command learns the digits, and its checkpoint is as good as its last evaluation said."""
+    train(project, target, *trial, run_dir="runs/first", processes=processes)
+    summary = project.read_json("runs/first/summary.json")
+    assert summary["val_accuracy"] >= 0.97
+    checkpoint = last_checkpoint(project, "runs/first")
+    evaluate = ["python3", "-m", project.package, "evaluate", "--checkpoint", checkpoint, *trial]
+    metrics = json.loads(after_brace(project.succeed(*evaluate)))
+    for name in ("val_loss", "val_accuracy"):
+        assert metrics[name] == summary[name]
+
+
 @pytest.mark.parametrize("target", RUNNABLE)
 def test_the_target_trains_evaluates_and_resumes(
     install: Installer, target: Target, tmp_path: Path, request: pytest.FixtureRequest
@@ -126,6 +138,7 @@ def test_the_target_trains_evaluates_and_resumes(
         assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
     if target in WITH_OWN_TESTS:
         check_doctor(project, target, processes, trial)
+        check_defaults(project, target, processes, trial)
         print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"))
 
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import cluster
@@ -43,8 +44,8 @@ def start(project: Installed, tmp_path: Path) -> Iterator[Start]:
         wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
     finally:
         for node in cluster.NODES:
-            for pid in cluster.processes(node):
-                if "slurm" not in Path("/proc", str(pid), "comm").read_text():
+            for pid in cluster.commands(node):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
 

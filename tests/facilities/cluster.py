@@ -120,17 +120,19 @@ def processes(node: str) -> list[int]:
     return [int(pid) for pid in done.stdout.split()]
 
 
-def commands(node: str) -> list[str]:
-    """Return the command lines of what runs on ``node``, Slurm's own aside."""
-    lines = []
-    for pid in processes(node):
-        try:
-            line = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except OSError:
-            continue  # it has just ended
-        if line and not line.startswith(("slurm", "sshd")):
-            lines.append(line)
-    return lines
+def commands(node: str) -> dict[int, str]:
+    """Return the processes that run on ``node``, with their command lines; the daemons of the cluster aside."""
+    lines = {pid: command_line(pid) for pid in processes(node)}
+    return {pid: line for pid, line in lines.items() if line and not line.startswith(("slurm", "sshd"))}
+
+
+def command_line(pid: int) -> str:
+    """Return the words of a process, or nothing if it has just ended."""
+    try:
+        words = Path("/proc", str(pid), "cmdline").read_bytes()
+    except OSError:
+        return ""
+    return words.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def cut(node: str) -> None:
@@ -230,7 +232,7 @@ def slurm_node_up(node: str) -> None:
     """Start a node anew that has crashed, and wait until jobs can run on it."""
     mend(node)
     _stop(f"slurmd-{node}")
-    _slurm_up()
+    up(slurm=True)
 
 
 def idle_nodes() -> list[str]:
@@ -365,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Missing("there is no cluster: nox -s cluster -- up")
         elif options.command == "status":
             for node in NODES:
-                for line in commands(node):
+                for line in commands(node).values():
                     print(f"{node}: {line}")
         elif options.command == "run":
             os.execvp("nsenter", [*enter(options.node), *options.words])
