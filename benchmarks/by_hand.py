@@ -55,6 +55,8 @@ def main() -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         print(samples / (time.perf_counter() - started))
+    # A run has hung at its end while the wrapped model still held the process group.
+    del model, optimizer
     dist.destroy_process_group()
 
 
