@@ -78,7 +78,8 @@ def main() -> None:
         f"{machine}, {datetime.date.today().isoformat()}.\n\n",
         "| case | rendered project | loop by hand | ratio |\n|---|---|---|---|\n",
     ]
-    for name, case in {options.case: CASES[options.case]}.items() if options.case else CASES.items():
+    for name in [options.case] if options.case else CASES:
+        case = CASES[name]
         ours: list[float] = []
         theirs: list[float] = []
         for number in range(rounds):

@@ -82,6 +82,11 @@ class Installed:
         content: dict[str, Any] = json.loads((self.path / name).read_text())
         return content
 
+    def epochs(self, run: str) -> list[int]:
+        """Return the epochs that a run has a record of, as they are written."""
+        lines = (self.path / run / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["epoch"] for line in lines]
+
 
 class Installer:
     """Bakes targets and installs them in environments that hold nothing but what the targets' own files ask for."""

@@ -57,7 +57,7 @@ class OnNode:
     def said(self) -> str:
         return self.log.read_text()
 
-    def end(self, limit_s: float = 300) -> int:
+    def end(self, limit_s: float = 180) -> int:
         """Wait for the end; return the exit code."""
         return self.process.wait(timeout=limit_s)
 

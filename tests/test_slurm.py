@@ -1,6 +1,5 @@
 """Train on a real Slurm of two nodes, and meet what jobs meet there: limits, preemption, lost nodes, scancel."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,13 +35,12 @@ def nothing_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_two_nodes_train(project: Installed, starter: str, tasks: int) -> None:
     run = f"runs/{starter}-{tasks}"
-    size = {"NNODES": "2", "NPROC_PER_NODE": str(tasks)}
-    job = submit(project, "--train.epochs", "4", RUN_DIR=run, STARTER=starter, **size)
+    job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE=str(tasks), STARTER=starter)
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)
     summary = project.read_json(f"{run}/summary.json")
     assert summary["world_size"] == 2 * tasks
     assert summary["nnodes"] == 2
-    assert summary["val_accuracy"] >= 0.95
+    assert summary["val_accuracy"] >= 0.97
     assert summary["weights_difference"] == 0.0
 
 
@@ -67,13 +65,15 @@ def test_the_time_limit_loses_nothing(project: Installed, starter: str) -> None:
     cluster.slurm("scontrol", "update", f"JobId={job}", "TimeLimit=2")
     wait_for(lambda: int(job_state(job)["Restarts"]) > 0, "the job to be queued again", 180)
     assert "stopped by a signal" in output_of(project, job)
-    before = len(epochs_of(project, run))
-    wait_for(lambda: len(epochs_of(project, run)) > before + 1, "the training to go on")
+    before = len(project.epochs(run))
+    wait_for(lambda: len(project.epochs(run)) > before + 1, "the training to go on")
     assert "resumed from" in output_of(project, job)
+    # Ask for fewer epochs, for the test to end soon.
     cluster.slurm("scancel", job)
     assert wait_for_end(job) == "CANCELLED"
-    epochs = epochs_of(project, run)
-    assert epochs == list(range(1, len(epochs) + 1))
+    epochs = len(project.epochs(run)) + 2
+    train(project, TARGET, *LONG, "--train.epochs", str(epochs), run_dir=run)
+    assert_every_epoch_once(project, run, epochs)
 
 
 def test_preemption_loses_nothing(project: Installed) -> None:
@@ -141,17 +141,12 @@ def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)
     assert (project.path / "runs" / job / "summary.json").exists()
     other = submit(project, *settings, **size)
+    assert wait_for_end(other) == "COMPLETED"
     assert job_state(job)["Command"] == job_state(other)["Command"]
     assert job_state(job)["NumTasks"] == job_state(other)["NumTasks"] == "2"
 
 
-def epochs_of(project: Installed, run: str) -> list[int]:
-    """Return the epochs that a run has a record of."""
-    lines = (project.path / run / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["epoch"] for line in lines]
-
-
-def assert_every_epoch_once(project: Installed, run: str) -> None:
+def assert_every_epoch_once(project: Installed, run: str, epochs: int = EPOCHS) -> None:
     """A run that was stopped and went on has the record of one that was not."""
-    assert epochs_of(project, run) == list(range(1, EPOCHS + 1))
+    assert project.epochs(run) == list(range(1, epochs + 1))
     assert project.read_json(f"{run}/summary.json")["weights_difference"] == 0.0

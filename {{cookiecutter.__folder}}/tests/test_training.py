@@ -40,12 +40,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train(tmp_path_factory.mktemp("alone") / "run", 1, *EXACT)
 
 
-def test_micro_batches_learn_what_whole_batches_learn_clipped_gradients_included(tmp_path: Path) -> None:
+def test_micro_batches_learn_what_whole_batches_learn(alone: Run, tmp_path: Path) -> None:
+    parts = train(tmp_path / "parts", 2, *EXACT, "--optim.micro_batches", "4")
+    assert_equal_weights(alone, parts, tolerance=1e-5)
+
+
+def test_clipped_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     # So small a norm that every step is clipped, in other words to gradients of the same length.
-    clip = ("--optim.clip_norm", "0.05")
-    whole = train(tmp_path / "whole", 1, *EXACT, *clip)
-    parts = train(tmp_path / "parts", 2, *EXACT, *clip, "--optim.micro_batches", "2")
-    assert_equal_weights(whole, parts, tolerance=1e-5)
+    clip = ("--optim.clip_norm", "0.05", "--optim.micro_batches", "2")
+    one, two = train(tmp_path / "one", 1, *EXACT, *clip), train(tmp_path / "two", 2, *EXACT, *clip)
+    assert_equal_weights(one, two, tolerance=1e-5)
 
 
 def assert_equal_weights(one: Run, other: Run, tolerance: float) -> None:
