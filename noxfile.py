@@ -91,7 +91,7 @@ def launchers(session: nox.Session) -> None:
 
 @nox.session
 def launches(session: nox.Session) -> None:
-    """Launch 200 trainings of two processes in a row: an hour. Needs root, iproute2 and Slurm."""
+    """Launch 200 trainings of two processes in a row: half an hour. Needs root, iproute2 and Slurm."""
     session.install("-r", "tests/requirements.txt")
     session.run("pytest", "-m", "launches", "--capture=no", *session.posargs)
 

@@ -110,26 +110,24 @@ class Installer:
         shutil.copytree(baked.path, project)
         venv = self._environments / hashlib.sha256(repr(packages + script).encode()).hexdigest()[:16]
         installed = Installed(project, baked.package, _environment(target, project, venv))
-        with made_once(venv, venv.name) as ready:
-            if not ready:
+        ready = venv / "ready"
+        with one_at_a_time(venv):
+            if not ready.exists():
                 installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
                 installed.succeed("uv", "pip", "install", "--quiet", *packages, limit_s=INSTALL_LIMIT_S)
                 if script:
-                    with made_once(
-                        CACHE / "wheels", "horovod"
-                    ):  # one at a time: the script keeps what it builds
+                    # It keeps what it builds for the next environment.
+                    with one_at_a_time(CACHE / "wheels"):
                         installed.succeed(*script, limit_s=INSTALL_LIMIT_S)
+                ready.touch()
         return installed
 
     def _beside_a_torch_with_mpi(self, target: Target, baked: BakedProject, packages: list[str]) -> Installed:
         root = CACHE / "mpi-root"
         make = [FACILITIES / "mpi_root.sh", root]
-        with made_once(root, "debian") as ready:
-            if not ready:
-                made = subprocess.run(
-                    make, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False
-                )
-                assert made.returncode == 0, made.stdout[-2000:] + made.stderr
+        with one_at_a_time(root):
+            made = subprocess.run(make, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
+        assert made.returncode == 0, made.stdout[-2000:] + made.stderr
         project = root / "work" / str(target)
         shutil.rmtree(project, ignore_errors=True)
         shutil.copytree(baked.path, project)
@@ -138,11 +136,13 @@ class Installer:
         environment = {key: os.environ[key] for key in kept if key in os.environ}
         installed = Installed(project, baked.package, environment, enter)
         # Debian's torch is what this backend needs; all else comes from the project's own list, anew in each run.
-        with made_once(root / "venv", str(self._environments)) as ready:
-            if not ready:
+        ready, content = root / "venv" / "ready", f"{self._environments}: {packages}"
+        with one_at_a_time(root / "venv"):
+            if not (ready.exists() and ready.read_text() == content):
                 installed.succeed("python3", "-m", "venv", "--clear", "--system-site-packages", "/venv")
                 pip = ["python3", "-m", "pip", "install", "--quiet"]
                 installed.succeed(*pip, *packages, limit_s=INSTALL_LIMIT_S)
+                ready.write_text(content)
         if target.launcher != "slurm":
             return installed
         # Slurm is outside, and starts a Python that enters.
@@ -155,14 +155,12 @@ class Installer:
 
 
 @contextmanager
-def made_once(folder: Path, content: str) -> Iterator[bool]:
-    """Let one test at a time make ``folder``, unless it is already there with such ``content``."""
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one test at a time make ``folder``; the next one finds it there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = folder.with_name(f"{folder.name}.made")
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield made.exists() and made.read_text() == content
-        made.write_text(content)
+        yield
 
 
 def _environment(target: Target, project: Path, venv: Path) -> dict[str, str]:

@@ -48,7 +48,7 @@ def enter(node: str) -> list[str]:
     The command replaces it: its process is the command's own.
     """
     script = f"mount --bind {STATE}/hosts /etc/hosts; mount --bind {STATE}/own-{node} {STATE}/own; "
-    script += f'hostname {node}; PATH={COMMANDS}:$PATH exec "$@"'
+    script += f'hostname {node}; export PATH={COMMANDS}:$PATH; exec "$@"'
     inside = ["unshare", "--mount", "--uts", "--propagation", "private", "sh", "-ec", script, "sh"]
     return ["nsenter", f"--net=/run/netns/{namespace(node)}", *inside]
 
@@ -94,11 +94,8 @@ def up(slurm: bool) -> None:
 
 def down() -> None:
     """End what the nodes run and remove them."""
-    for name in (
-        *(f"{daemon}-{node}" for daemon in ("slurmd", "sshd") for node in NODES),
-        "slurmctld",
-        "munged",
-    ):
+    of_nodes = [f"{daemon}-{node}" for daemon in ("slurmd", "sshd") for node in NODES]
+    for name in (*of_nodes, "slurmctld", "munged"):
         _stop(name)
     for number, node in enumerate(NODES, 1):
         if Path("/run/netns", namespace(node)).exists():

@@ -6,6 +6,9 @@
 set -euo pipefail
 root=$(realpath --canonicalize-missing "${1:?folder to make}")
 
+if [[ -e $root/ready ]]; then
+  exit
+fi
 if [[ $(id -u) != 0 ]] || ! command -v debootstrap >/dev/null; then
   echo "an MPI-built torch needs root and debootstrap: apt-get install debootstrap" >&2
   exit 1
@@ -19,3 +22,4 @@ mkdir -p "$root"
 debootstrap --variant=minbase --include=python3-torch,python3-venv,openmpi-bin,automake,ca-certificates \
   trixie "$root" ${mirror:+"$mirror"}
 rm -rf "$root"/var/cache/apt/archives/*.deb
+touch "$root/ready"
