@@ -2,10 +2,10 @@
 # /// script
 # dependencies = ["nox", "uv"]
 # ///
-"""The template's chores, each in an environment of its own: ``nox`` runs lint, tests, variants and matrix.
+"""The template's chores, each in an environment of its own: ``nox`` runs lint, tests and variants.
 
 ``nox -s demo`` bakes the default project into ./demo and trains it. With CI set, ``nox`` also runs the sessions that
-need root, or gigabytes: horovod, mpi, xla and launchers.
+need root, or gigabytes: horovod, mpi, xla and launchers, and at last matrix.
 """
 
 import json
@@ -21,7 +21,13 @@ CI = bool(os.environ.get("CI"))
 
 nox.options.default_venv_backend = "uv|virtualenv"
 BEYOND_WHEELS = ["horovod", "mpi", "xla", "launchers"]
-nox.options.sessions = ["lint", "tests", *(BEYOND_WHEELS if CI else []), "variants", "matrix"]
+nox.options.sessions = [
+    "lint",
+    "tests",
+    *(BEYOND_WHEELS if CI else []),
+    "variants",
+    *(["matrix"] if CI else []),
+]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:

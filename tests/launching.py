@@ -19,22 +19,21 @@ def train(
     target: Target,
     *settings: str,
     run_dir: str = "runs/default",
-    nodes: int = 1,
     processes: str = "2",
 ) -> None:
-    """Train to the end with the target's own launcher; ``processes`` on each node."""
+    """Train to the end with the target's own launcher, on every node of the cluster if it needs one."""
+    nodes = len(cluster.NODES)
     if target.launcher == "slurm":
-        job = submit(project, *settings, RUN_DIR=run_dir, NNODES=str(nodes), NPROC_PER_NODE=processes)
+        size = {"NNODES": str(nodes), "NPROC_PER_NODE": str(int(processes) // nodes)}
+        job = submit(project, *settings, RUN_DIR=run_dir, **size)
         assert wait_for_end(job) == "COMPLETED", output_of(project, job)
     elif target.launcher == "kubernetes":
         # Later options win over those of the manifest.
         options = ["--train.run_dir", run_dir, *settings]
-        Pods(
-            project, "trainjob.yaml", *options, processes=str(int(processes) // len(cluster.NODES))
-        ).succeed()
+        Pods(project, "trainjob.yaml", *options, processes=str(int(processes) // nodes)).succeed()
     else:
         options = ["--train.run_dir", run_dir, *settings]
-        project.succeed("scripts/train.sh", *options, NPROC_PER_NODE=processes, NNODES=str(nodes))
+        project.succeed("scripts/train.sh", *options, NPROC_PER_NODE=processes)
 
 
 class OnNode:

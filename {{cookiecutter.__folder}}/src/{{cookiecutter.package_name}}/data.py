@@ -110,7 +110,7 @@ class TrainingBatches:
         batch_size: samples of one step, over all ranks.
 
     Raises:
-        Refused: if the global batch does not divide by the world size, or is larger than the training set.
+        Refused: if the global batch is not divisible by the world size, or is larger than the training set.
     """
 
     def __init__(self, size: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
@@ -162,7 +162,7 @@ def check_batch_size(batch_size: int, world_size: int, micro_batches: int = 1) -
         lower = batch_size // parts * parts
         choices = f"{lower} or {lower + parts}" if lower else str(parts)
         by = f"{world_size} processes" + (f" x {micro_batches} micro-batches" if micro_batches > 1 else "")
-        raise Refused(f"data.batch_size {batch_size} does not divide by {by}: choose {choices}")
+        raise Refused(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
 
 
 @lru_cache(maxsize=2)

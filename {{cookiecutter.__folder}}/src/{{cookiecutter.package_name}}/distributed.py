@@ -495,7 +495,7 @@ def start(config: DistributedConfig) -> None:
         refuse_other_launchers()
         return
 {%- if launcher == "slurm" and backend != "mpi" %}
-    if "MASTER_ADDR" not in os.environ:
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise Refused("set MASTER_ADDR to the first node of the job, and MASTER_PORT, as scripts/train.sbatch does")
 {%- endif %}
     if not dist.is_backend_available(config.backend):
@@ -520,7 +520,7 @@ def start(config: DistributedConfig) -> None:
 {%- else %}
         dist.init_process_group(config.backend, timeout=timeout)
 {%- endif %}
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).strip().splitlines()[0]
         sentence = f"the processes cannot meet at {place} ({reason}): set MASTER_ADDR and MASTER_PORT"

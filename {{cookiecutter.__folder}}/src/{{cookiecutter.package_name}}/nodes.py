@@ -29,7 +29,10 @@ def meet(nnodes: int, timeout_s: float) -> int:
     """
     limit_s = min(LIMIT_S, timeout_s)
     host, address = platform.node(), own_address()
-    master, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "29500"))
+    master, text = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "29500")
+    if not text.isdecimal():
+        raise Refused(f"MASTER_PORT is the number of a port, such as 29500, not {text}")
+    port = int(text)
     if not master:
         raise Refused("set MASTER_ADDR to the host name of one node, the same on each of them")
     try:

@@ -17,7 +17,7 @@ def shards(config: Config, world_size: int) -> int:
     """Print what each of ``world_size`` ranks reads in the first two epochs; return the exit code, 0 if all is well.
 
     Raises:
-        Refused: if the global batch does not divide by the world size.
+        Refused: if the global batch is not divisible by the world size.
     """
     size = len(create_datasets(config.data)[0])
     table = Table(title=f"{config.data.dataset}: {size} samples, global batch {config.data.batch_size}", box=None)
