@@ -38,12 +38,14 @@ RUNNABLE = [
     )
     for target in TARGETS
 ]
-# The targets whose own tests run too: one for each way of starting the processes of a machine, and one stand-in.
+# The targets whose own tests run too: all that start on one machine by torch alone, and the others' default launchers.
 REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
 WITH_OWN_TESTS = {
-    REPRESENTATIVE,
-    Target("cpu", "gloo", "torchrun"),
-    Target("cpu", "gloo", "spawn"),
+    *(
+        target
+        for target in TARGETS
+        if target.backend in ("gloo", "nccl") and target.launcher in ("torchrun", "spawn")
+    ),
     Target("cpu", "mpi", "mpirun"),
     Target("cpu", "horovod", "horovodrun"),
     Target("tpu", "xla-tpu", "spawn"),
