@@ -304,6 +304,10 @@ def test_what_cannot_work_is_refused_before_training(
             (1, f"MASTER_PORT {port}", [], {"MASTER_PORT": port}),
             (1, "pip install -e '.[vision]'", ["--data.dataset", "cifar10"], {}),
         ]
+        if launcher == "torchrun":
+            elastic = {"NNODES": "1:4", "MASTER_ADDR": "localhost"}
+            cases.append((2, "by 2, 4, 6 and 8 processes: choose 48 or 72", [], elastic))
+            cases.append((2, "NNODES is a number of nodes", [], {**elastic, "NNODES": "4:1"}))
         for code, sentence, settings, environment in cases:
             done = project.run("scripts/train.sh", *settings, limit_s=60, extra=environment)
             assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr

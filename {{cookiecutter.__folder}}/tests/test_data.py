@@ -10,6 +10,7 @@ from {{ cookiecutter.package_name }}.data import (
     EvaluationBatches,
     ImageDataset,
     TrainingBatches,
+    check_batch_size,
     create_datasets,
 )
 
@@ -47,6 +48,12 @@ def test_a_pass_begins_in_mid_epoch_where_it_is_told() -> None:
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch_size: int, choices: str) -> None:
     with pytest.raises(Refused, match=choices):
         TrainingBatches(100, batch_size, 0, 4, seed=0)
+
+
+def test_a_batch_fits_every_number_of_processes_that_can_occur() -> None:
+    check_batch_size(48, [2, 4, 6, 8])
+    with pytest.raises(Refused, match="64 is not divisible by 2, 4, 6 and 8 processes: choose 48 or 72"):
+        check_batch_size(64, [2, 4, 6, 8])
 
 
 def test_a_batch_larger_than_the_training_set_is_refused() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,7 +114,7 @@ class TrainingBatches:
     """
 
     def __init__(self, size: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
-        check_batch_size(batch_size, world_size)
+        check_batch_size(batch_size, [world_size])
         if batch_size > size:
             raise Refused(f"data.batch_size {batch_size} is larger than the training set: choose at most {size}")
         self.size, self.batch_size, self.seed = size, batch_size, seed
@@ -155,14 +155,20 @@ class EvaluationBatches:
         return iter(self.batches)
 
 
-def check_batch_size(batch_size: int, world_size: int, micro_batches: int = 1) -> None:
-    """Raise Refused, with the two nearest sizes that work, unless the batch divides by processes and micro-batches."""
-    parts = world_size * micro_batches
+def check_batch_size(batch_size: int, world_sizes: Sequence[int], micro_batches: int = 1) -> None:
+    """Raise Refused, with the two nearest sizes that work, unless the batch can be cut for all of ``world_sizes``."""
+    parts = math.lcm(*world_sizes) * micro_batches
     if batch_size % parts:
         lower = batch_size // parts * parts
         choices = f"{lower} or {lower + parts}" if lower else str(parts)
-        by = f"{world_size} processes" + (f" x {micro_batches} micro-batches" if micro_batches > 1 else "")
+        by = processes(world_sizes) + (f" x {micro_batches} micro-batches" if micro_batches > 1 else "")
         raise Refused(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
+
+
+def processes(numbers: Sequence[int]) -> str:
+    """Return "1 process", "2 processes", or "2, 4 and 6 processes"."""
+    *some, last = numbers
+    return f"{', '.join(map(str, some))}{' and ' if some else ''}{last} process{'es' if last > 1 else ''}"
 
 
 @lru_cache(maxsize=2)

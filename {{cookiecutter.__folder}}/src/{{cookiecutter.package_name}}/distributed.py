@@ -320,25 +320,29 @@ def usual_processes(config: DistributedConfig) -> int:
 {%- endif %}
 
 
-def planned_world_size(config: DistributedConfig) -> int:
+def planned_world_sizes(config: DistributedConfig) -> list[int]:
 {%- if launcher == "spawn" %}
-    """Return how many processes a training with these settings will have; called before they are started."""
-    return processes_to_spawn(config)
+    """Return how many processes a training with these settings can have; called before they are started."""
+    return [processes_to_spawn(config)]
 {%- else %}
-    """Return how many processes a training with these settings will have; called before they are started.
+    """Return how many processes a training with these settings can have; called before they are started.
 
     Raises:
-        Refused: if NNODES is not a number.
+        Refused: if NNODES is not a number{% if launcher == "torchrun" %}, or two of them{% endif %}.
     """
+    nnodes = os.environ.get("NNODES", "1")
 {%- if launcher == "torchrun" %}
     # 1:4 is elastic.
-    nnodes = os.environ.get("NNODES", "1").rpartition(":")[2]
+    numbers = re.fullmatch(r"([1-9]\d*)(?::(\d+))?", nnodes)
+    counts = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1) if numbers else range(0)
+    if not counts:
+        raise Refused(f"NNODES is a number of nodes, such as 2, or 1:4 for any in between, not {nnodes}")
+    return [(config.nproc_per_node or 1) * count for count in counts]
 {%- else %}
-    nnodes = os.environ.get("NNODES", "1")
-{%- endif %}
-    if not nnodes.isdecimal():
+    if not re.fullmatch(r"[1-9]\d*", nnodes):
         raise Refused(f"NNODES is a number of nodes, such as 2, not {nnodes}")
-    return (config.nproc_per_node or 1) * int(nnodes)
+    return [(config.nproc_per_node or 1) * int(nnodes)]
+{%- endif %}
 {%- endif %}
 
 

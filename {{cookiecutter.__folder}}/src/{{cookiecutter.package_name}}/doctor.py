@@ -23,7 +23,7 @@ from torch import nn
 
 from . import distributed
 from .config import Config, Refused
-from .data import check_batch_size, import_torchvision
+from .data import check_batch_size, import_torchvision, processes
 from .distributed import Check
 
 # bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
@@ -174,10 +174,10 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
 
 
 def _batch_check(config: Config) -> Check:
-    world_size = distributed.planned_world_size(config.distributed)
-    found = f"{config.data.batch_size} samples over {world_size} process{'es' if world_size > 1 else ''}"
+    world_sizes = distributed.planned_world_sizes(config.distributed)
+    found = f"{config.data.batch_size} samples over {processes(world_sizes)}"
     try:
-        check_batch_size(config.data.batch_size, world_size, config.optim.micro_batches)
+        check_batch_size(config.data.batch_size, world_sizes, config.optim.micro_batches)
     except Refused as refused:
         reason, _, fix = str(refused).partition(": ")
         return Check("global batch", False, reason, fix, refused.exit_code)

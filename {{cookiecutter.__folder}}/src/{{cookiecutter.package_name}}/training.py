@@ -35,7 +35,7 @@ def training(local_rank: int, config: Config) -> int:
     world_size = idist.get_world_size()
     logger.info("processes: %s on %s, backend %s", world_size, handlers.device_name(), idist.backend() or "none")
 
-    check_batch_size(config.data.batch_size, world_size, config.optim.micro_batches)
+    check_batch_size(config.data.batch_size, [world_size], config.optim.micro_batches)
     train_set, val_set = create_datasets(config.data)
     batches = TrainingBatches(len(train_set), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(train_set, batches, config.data.num_workers)
