@@ -120,6 +120,10 @@ def test_manifests_fit_the_schemas_of_kubernetes_and_of_its_trainer(
             command = [sys.executable, "scripts/manifest.py", f"scripts/{file}", "--train.epochs", "3"]
             done = run(*command, cwd=project.path, env={**os.environ, **size})
             assert done.returncode == 0, done.stderr
+            if file != "volume.yaml":
+                command[2:] = ["--size", f"scripts/{file}"]
+                said = run(*command, cwd=project.path, env={**os.environ, **size}).stdout
+                assert said == " ".join((size.get("NNODES", "2"), size.get("NPROC_PER_NODE", "1"))) + "\n"
             for document in yaml.safe_load_all(done.stdout):
                 kinds.add(document["kind"])
                 if document["kind"] == "TrainJob":
@@ -134,4 +138,7 @@ def test_manifests_fit_the_schemas_of_kubernetes_and_of_its_trainer(
                     assert ("nvidia.com/gpu" in said) == (target.hardware == "gpu")
                     assert said.count(size.get("IMAGE", "registry.example.com")) == 1
                     assert "--train.epochs" in said
+                    processes = int(size.get("NPROC_PER_NODE", "1"))
+                    assert f"cpu: '{2 * processes}'" in said and f"memory: {4 * processes}Gi" in said
+                    assert document["kind"] == "Job" or f"numProcPerNode: {processes}\n" in said
     assert kinds == {"TrainJob", "Job", "Service", "PersistentVolumeClaim"}

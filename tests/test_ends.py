@@ -57,6 +57,38 @@ def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp
             assert (run / "stopped").exists()
 
 
+@pytest.mark.parametrize(
+    ("launcher", "rank"),
+    [("torchrun", "RANK=1"), pytest.param("horovodrun", "HOROVOD_RANK=1", marks=pytest.mark.horovod)],
+)
+def test_a_process_that_hangs_is_waited_for_no_longer_than_the_configuration_says(
+    install: Installer, launcher: str, rank: str, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "horovod" if launcher == "horovodrun" else "gloo", launcher), tmp_path)
+    run = tmp_path / "run"
+    command = ["scripts/train.sh", "--train.run_dir", str(run), *LONG, "--distributed.timeout_s", "10"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=project.path,
+            env=project.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for((run / "metrics.jsonl").exists, "the first epoch")
+        for pid in processes_with(str(run)):
+            if rank.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGSTOP)
+        assert process.wait(timeout=90) == 1
+        wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
+    finally:
+        for pid in processes_with(str(run)):
+            os.kill(pid, signal.SIGKILL)
+    assert "[rank 0] ends, as another process is gone" in (tmp_path / "log").read_text()
+
+
 FAILS_ON_ONE = """
 import sys
 import ignite.distributed as idist

@@ -313,6 +313,10 @@ def test_what_cannot_work_is_refused_before_training(
             assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
             assert "Traceback" not in done.stderr
             assert done.stderr.count("\n") == 1, done.stderr
+        if launcher == "torchrun":
+            many = project.run("python3", "-m", project.package, "doctor", extra={"NPROC_PER_NODE": "two"})
+            assert many.returncode == 2
+            assert many.stderr.startswith("error: NPROC_PER_NODE is how many processes to start on each node")
     finally:
         occupied.kill()
         occupied.wait()

@@ -165,9 +165,12 @@ def test_the_doctor_finds_the_wrong_interface(start: Start) -> None:
         none = start("node2", *doctor("2"), GLOO_SOCKET_IFNAME="eth7")
         assert none.end(60) == 1
         assert "has no IPv4 address here: choose one of lo, " in none.said()
-        nowhere = start("node2", *doctor("2"), MASTER_PORT="any")
-        assert nowhere.end(60) == 2
-        assert nowhere.said() == "error: MASTER_PORT is the number of a port, such as 29500, not any\n"
+        for port in ("any", "99999"):
+            nowhere = start("node2", *doctor("2"), MASTER_PORT=port)
+            assert nowhere.end(60) == 2
+            assert (
+                nowhere.said() == f"error: MASTER_PORT is the number of a port, such as 29500, not {port}\n"
+            )
     finally:
         subprocess.run([*ip, "link", "del", "other0"], check=True)
 

@@ -88,7 +88,6 @@ EXCEPTIONS = [
     (r"cpu-.*/distributed\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
     (r"\w+-(gloo|nccl|mpi)-.*/distributed\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
     (r"\w+-(?!xla).*/distributed\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
-    (r"\w+-horovod-.*/distributed\.py", r"\"gloo\", \"mpi\", \"nccl\"", "what Horovod may be built with"),
     (r"tpu-.*/nodes\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
 ]
 

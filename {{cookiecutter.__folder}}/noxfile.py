@@ -1,6 +1,7 @@
 """What keeps this project in order: ``nox`` runs the formatter, the linter, the type checker and the tests."""
 
 import os
+from pathlib import Path
 
 import nox
 
@@ -24,4 +25,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments after -- go to pytest."""
     session.install("-e", ".[dev]")
+    # What pip cannot install by itself.
+    for script in Path("scripts").glob("install_*.sh"):
+        session.run(str(script), external=True)
     session.run("pytest", *session.posargs)

@@ -1,11 +1,13 @@
 """Print a manifest with the image, the size and the options of one training; scripts/train.sh calls it.
 
 usage: manifest.py MANIFEST [--section.field value ...]; IMAGE, NNODES and NPROC_PER_NODE change what the file says.
+       manifest.py --size MANIFEST prints its nodes and its processes on each of them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,46 +15,56 @@ from typing import Any
 import yaml
 
 
-def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, processes: str) -> None:
-    """Change a TrainJob or a Job; an empty text leaves what it says. Other kinds stay as they are."""
+def adapt(document: dict[str, Any], options: list[str]) -> tuple[int, int]:
+    """Change a TrainJob or a Job to what the environment says; other kinds stay as they are.
+
+    Returns the nodes, and the processes on each of them; zeros for other kinds.
+    """
+    image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
+    for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
+        if text and not re.fullmatch(r"[1-9]\d*", text):
+            print(f"error: {name} is a number, such as 2, not {text}", file=sys.stderr)
+            sys.exit(2)
     if document["kind"] == "TrainJob":
         container = document["spec"]["trainer"]
-{%- if cookiecutter.hardware == "gpu" %}
         resources = container["resourcesPerNode"]
-{%- endif %}
-        if nodes:
-            container["numNodes"] = int(nodes)
-        if processes:
-            container["numProcPerNode"] = int(processes)
+        container["numNodes"] = int(nodes or container["numNodes"])
+        before = container["numProcPerNode"]
+        container["numProcPerNode"] = int(processes or before)
+        size = container["numNodes"], container["numProcPerNode"]
     elif document["kind"] == "Job":
         spec = document["spec"]
         container = spec["template"]["spec"]["containers"][0]
-{%- if cookiecutter.hardware == "gpu" %}
         resources = container["resources"]
-{%- endif %}
-        if nodes:
-            spec["completions"] = spec["parallelism"] = int(nodes)
-        given = {"NNODES": nodes, "NPROC_PER_NODE": processes}
-        for variable in container["env"]:
-            variable["value"] = given.get(variable["name"]) or variable["value"]
+        variables = {variable["name"]: variable for variable in container["env"]}
+        before = int(variables["NPROC_PER_NODE"]["value"])
+        size = int(nodes or spec["completions"]), int(processes or before)
+        spec["completions"] = spec["parallelism"] = size[0]
+        variables["NNODES"]["value"], variables["NPROC_PER_NODE"]["value"] = map(str, size)
     else:
-        return
+        return 0, 0
     if image:
         container["image"] = image
-{%- if cookiecutter.hardware == "gpu" %}
-    if processes:
-        resources["limits"]["nvidia.com/gpu"] = processes
-{%- endif %}
+    # What the file gives to its processes, for as many as are asked for.
+    for amounts in resources.values():
+        for name, amount in amounts.items():
+            amounts[name] = re.sub(r"^\d+", lambda number: str(-(-int(number[0]) * size[1] // before)), str(amount))
     container["args"] += options
+    return size
 
 
 def main() -> None:
-    """Print the manifest."""
-    documents = list(yaml.safe_load_all(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
-    for document in documents:
-        adapt(document, sys.argv[2:], image, nodes, processes)
-    print(yaml.safe_dump_all(documents, sort_keys=False), end="")
+    """Print the manifest, or its size."""
+    arguments = sys.argv[1:]
+    only_size = arguments[0] == "--size"
+    if only_size:
+        del arguments[0]
+    documents = list(yaml.safe_load_all(Path(arguments[0]).read_text(encoding="utf-8")))
+    sizes = [adapt(document, arguments[1:]) for document in documents]
+    if only_size:
+        print(*max(sizes))
+    else:
+        print(yaml.safe_dump_all(documents, sort_keys=False), end="")
 
 
 if __name__ == "__main__":

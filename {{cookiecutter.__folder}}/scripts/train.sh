@@ -86,7 +86,8 @@ if [[ ! $nproc_per_node =~ ^[1-9][0-9]*$ ]]; then
   echo "error: NPROC_PER_NODE is how many processes to start on each node, such as 2, not $nproc_per_node" >&2
   exit 2
 fi
-settings=(--distributed.nproc_per_node "$nproc_per_node" "${settings[@]}")
+# The bash of macOS takes an empty list for an unset variable.
+settings=(--distributed.nproc_per_node "$nproc_per_node" ${settings[@]+"${settings[@]}"})
 {%- endif %}
 {%- if launcher in ("torchrun", "slurm", "mpirun", "horovodrun") %}
 NNODES=${NNODES:-1}
@@ -107,7 +108,11 @@ else
   if [[ $NNODES == 1 ]]; then
     master=localhost
   else
-    master=${MASTER_ADDR:?names the node where all nodes meet, the same on each of them}
+    if [[ -z ${MASTER_ADDR:-} ]]; then
+      echo "error: set MASTER_ADDR to the node where all nodes meet, the same on each of them" >&2
+      exit 2
+    fi
+    master=$MASTER_ADDR
   fi
   rendezvous=(
     --nnodes="$NNODES"
@@ -166,7 +171,8 @@ if [[ $NNODES != 1 ]]; then
 fi
 # Open MPI refuses root and more processes than cores unless it is told; MPICH knows no such thing.
 if [[ $(mpirun --version 2>/dev/null) =~ "Open MPI"|"Open RTE"|PRTE ]]; then
-  options+=(-x OMP_NUM_THREADS{% if cookiecutter.__backend != "mpi" %} -x MASTER_ADDR -x MASTER_PORT{% endif %})
+  # It would bind each process, and the loader processes that it starts, to one core.
+  options+=(--bind-to none -x OMP_NUM_THREADS{% if cookiecutter.__backend != "mpi" %} -x MASTER_ADDR -x MASTER_PORT{% endif %})
   if [[ $(id -u) == 0 ]]; then
     options+=(--allow-run-as-root)
   fi
@@ -193,7 +199,11 @@ command=(
 {%- elif launcher == "horovodrun" %}
 options=(-np "$((nproc_per_node * NNODES))" --gloo)
 if [[ $NNODES != 1 ]]; then
-  options+=(-H "${HOSTS:?names the hosts, for example a:2,b:2}")
+  if [[ -z ${HOSTS:-} ]]; then
+    echo "error: set HOSTS to the hosts and their numbers of processes, such as a:2,b:2" >&2
+    exit 2
+  fi
+  options+=(-H "$HOSTS")
 fi
 # One thread for each process: as many as cores in each of them would make all of them wait.
 command=(
@@ -203,7 +213,7 @@ command=(
 {%- elif launcher == "kubernetes" %}
 command=(
   env ${IMAGE:+"IMAGE=$IMAGE"} ${NNODES:+"NNODES=$NNODES"} ${NPROC_PER_NODE:+"NPROC_PER_NODE=$NPROC_PER_NODE"}
-  python3 scripts/manifest.py "${MANIFEST:-scripts/trainjob.yaml}" "${settings[@]}"
+  python3 scripts/manifest.py "${MANIFEST:-scripts/trainjob.yaml}" ${settings[@]+"${settings[@]}"}
 )
 {%- endif %}
 
@@ -229,8 +239,9 @@ echo "job $job is submitted; it writes ${RUN_DIR:-runs/$job}"
 echo "follow it with  tail -F slurm-$job${SEEDS:+_*}.out  and  squeue --job $job, end it with  scancel $job"
 {%- elif launcher == "kubernetes" %}
 # A setting that cannot work is refused here, not in a pod.
-size=(--distributed.nproc_per_node "${NPROC_PER_NODE:-1}")
-NNODES=${NNODES:-2} python3 -m {{ package }} doctor --elsewhere "${size[@]}" "${settings[@]}"
+size=$(python3 scripts/manifest.py --size "${MANIFEST:-scripts/trainjob.yaml}")
+read -r nodes processes <<<"$size"
+NNODES=$nodes python3 -m {{ package }} doctor --elsewhere --distributed.nproc_per_node "$processes" ${settings[@]+"${settings[@]}"}
 if ! command -v kubectl >/dev/null; then
   echo "error: kubectl is not on the PATH: install it, and point it to your cluster" >&2
   exit 1

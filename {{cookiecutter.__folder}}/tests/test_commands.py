@@ -13,6 +13,11 @@ def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
     assert "left out of each epoch, others each time: 192" in answer.output
 
 
+def test_shards_of_no_world_are_refused() -> None:
+    answer = call("shards", "--world-size", "0")
+    assert (answer.code, answer.errors) == (2, "error: --world-size is a number of processes, such as 2, not 0\n")
+
+
 def test_the_doctor_names_the_first_thing_to_do() -> None:
     answer = call("doctor", "--train.run_dir", "/proc/nowhere")
     assert answer.code == 1

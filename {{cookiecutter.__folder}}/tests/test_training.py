@@ -17,7 +17,7 @@ import torch
 import yaml
 from conftest import PACKAGE, PROJECT, Run, call, launch, train
 
-from {{ cookiecutter.package_name }} import distributed
+from {{ cookiecutter.package_name }} import distributed, early
 from {{ cookiecutter.package_name }}.config import ModelConfig, OptimConfig
 from {{ cookiecutter.package_name }}.model import create_model
 from {{ cookiecutter.package_name }}.training import create_lr_scheduler, create_optimizer
@@ -115,6 +115,38 @@ def test_a_stopped_run_goes_on_to_where_an_uninterrupted_one_ends(tmp_path: Path
     assert 0 < resumed_at < whole.records[-1]["iteration"]
     assert [record["val_loss"] for record in parts.records] == [record["val_loss"] for record in whole.records]
     assert_equal_weights(whole, parts, tolerance=0)
+
+
+@pytest.mark.parametrize(("steps", "code"), [(16, distributed.STOPPED), (8, 0)])
+def test_a_signal_after_the_last_step_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, code: int
+) -> None:
+    monkeypatch.setattr(early, "received", {signal.SIGUSR1})
+    folder = tmp_path / "run"
+    settings = (*ONE, "--train.log_every", "8", "--train.max_iterations", str(steps))
+    answer = call("train", "--train.run_dir", str(folder), *settings)
+    assert answer.code == code, answer.errors
+    assert (folder / "stopped").exists() == (code == distributed.STOPPED)
+    assert (folder / "summary.json").exists() == (code == 0)
+
+
+def test_a_run_goes_on_after_it_was_killed_while_it_saved(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "2")
+    summary = run.summary
+    # Killed before the summary.
+    (run.path / "summary.json").unlink()
+    again = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "2")
+    assert again.summary["val_loss"] == summary["val_loss"]
+    # Killed between the removal of an old checkpoint and the writing of the new one.
+    for name in ("last_16.pt", *(file.name for file in (run.path / "checkpoints").glob("best_*.pt"))):
+        (run.path / "checkpoints" / name).unlink()
+    more = train(tmp_path / "run", 1, *SHORT, "--train.epochs", "4")
+    assert more.summary["resumed_from"].endswith("last_32.pt")
+    files = {file.name.partition("_")[0] for file in (run.path / "checkpoints").iterdir()}
+    assert files == {"best", "last"}
+    # Into another folder, which has none of these files.
+    other = train(tmp_path / "other", 1, *SHORT, "--train.epochs", "6", "--train.resume", str(more.checkpoint()))
+    assert len(list((other.path / "checkpoints").iterdir())) == 3
 
 
 def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path) -> None:

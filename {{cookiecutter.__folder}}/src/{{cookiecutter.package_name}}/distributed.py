@@ -210,8 +210,9 @@ def checks(config: DistributedConfig) -> Iterator[Check]:
     found = f"torch {torch.__version__} has {'' if available else 'no '}{config.backend}"
     yield Check("backend", available, found, BACKEND_FIX)
 {%- elif backend == "horovod" %}
-    built = [name for name in ("gloo", "mpi", "nccl") if getattr(hvd, f"{name}_built")()]
-    yield Check("backend", bool(built), f"Horovod was built with {', '.join(built)}", "run scripts/install_horovod.sh")
+    built = bool(hvd.gloo_built())
+    found = f"Horovod was built with{'' if built else 'out'} gloo"
+    yield Check("backend", built, found, "run scripts/install_horovod.sh")
 {%- else %}
     fits = torch.__version__.rpartition(".")[0] == torch_xla.__version__.rpartition(".")[0]
     fix = "install the same version of both: python3 -m pip install -e ."
@@ -310,13 +311,22 @@ def _port_check(port: str) -> Check:
 
 {% endif -%}
 def usual_processes(config: DistributedConfig) -> int:
-    """Return how many processes ``scripts/train.sh`` starts on this node if it is told nothing."""
+    """Return how many processes {% if launcher == "kubernetes" %}the doctor starts here{% else %}``scripts/train.sh`` starts on this node{% endif %} if it is told nothing{% if cookiecutter.hardware != "tpu" %}.
+
+    Raises:
+        Refused: if NPROC_PER_NODE is not a number.
+    """{% else %}."""{% endif %}
 {%- if cookiecutter.hardware == "cpu" %}
-    return int(os.environ.get("NPROC_PER_NODE", "2"))
+    text = os.environ.get("NPROC_PER_NODE", "2")
 {%- elif cookiecutter.hardware == "gpu" %}
-    return int(os.environ.get("NPROC_PER_NODE", max(torch.cuda.device_count(), 1)))
+    text = os.environ.get("NPROC_PER_NODE", str(max(torch.cuda.device_count(), 1)))
 {%- else %}
     return 1
+{%- endif %}
+{%- if cookiecutter.hardware != "tpu" %}
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise Refused(f"NPROC_PER_NODE is how many processes to start on each node, such as 2, not {text}")
+    return int(text)
 {%- endif %}
 
 
@@ -375,8 +385,9 @@ def mpirun(processes: int) -> list[str]:
     """Return the start of a command that runs so many processes on this machine."""
     options = []
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
-    # Open MPI refuses root and more processes than cores unless it is told; MPICH knows no such options.
+    # Open MPI would bind each process to a core, and refuses root and more processes than cores unless it is told.
     if re.search("Open MPI|Open RTE|PRTE", version):
+        options += ["--bind-to", "none"]
         options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
         options += ["--oversubscribe"] if processes > (os.cpu_count() or 1) else []
     return ["mpirun", *options, "-n", str(processes)]
@@ -525,7 +536,7 @@ def start(config: DistributedConfig) -> None:
         dist.init_process_group(config.backend, timeout=timeout)
 {%- endif %}
     except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).strip().splitlines()[0]
         sentence = f"the processes cannot meet at {place} ({reason}): set MASTER_ADDR and MASTER_PORT"
         raise Refused(sentence, 1, local_rank()) from None
@@ -555,6 +566,8 @@ def adopt_ranks() -> None:
     if ranks and "RANK" not in os.environ:
         os.environ.update(RANK=str(ranks[0]), WORLD_SIZE=str(ranks[1]), LOCAL_RANK=str(ranks[2]))
 {%- if launcher == "mpirun" and backend != "mpi" %}
+        if "MASTER_ADDR" not in os.environ and ranks[1] > ranks[3]:
+            raise Refused("set MASTER_ADDR to the host of rank 0, and MASTER_PORT, as scripts/train.sh does")
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
 {%- endif %}
@@ -573,6 +586,7 @@ def start(config: DistributedConfig) -> None:
 {%- endif %}
     if not launched():
         refuse_other_launchers()
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(max(round(config.timeout_s), 1))
     idist.initialize("horovod")
     wanted = config.nproc_per_node
     if wanted not in (None, idist.get_nproc_per_node()):
@@ -827,19 +841,22 @@ def disk_saver(folder: Path) -> DiskSaver:
 
 
 def first_on_each_node(action: Callable[[], object], what: str) -> None:
-    """Run ``action`` in the first process of each node while the others wait.
+    """Run ``action`` in the first process of each node while the others wait; rank 0 is through before other nodes begin.
 
     Raises:
         Refused: in every process, if the action failed in one of them.
     """
-    failure = ""
-    if idist.get_local_rank() == 0:
-        try:
-            action()
-        except (OSError, RuntimeError) as error:
-            failure = f"{type(error).__name__}: {error}"
-    if idist.all_reduce(float(bool(failure)), "MAX"):
-        raise Refused(f"could not {what}: {failure or 'it failed on another node'}", 1)
+    rank = idist.get_rank()
+    # Nodes often share their file system, and would write the same files at the same time.
+    for turn in (rank == 0, rank > 0 and idist.get_local_rank() == 0):
+        failure = ""
+        if turn:
+            try:
+                action()
+            except (OSError, RuntimeError) as error:
+                failure = f"{type(error).__name__}: {error}"
+        if idist.all_reduce(float(bool(failure)), "MAX"):
+            raise Refused(f"could not {what}: {failure or 'it failed on another node'}", 1)
 
 
 def any_process(flag: bool) -> bool:

@@ -37,8 +37,9 @@ def examine(config: Config, here: bool = True) -> Iterator[Check]:
     if here:
         yield from distributed.checks(config.distributed)
     yield _batch_check(config)
-    yield _data_check(config)
-    yield _run_dir_check(Path(config.train.run_dir))
+    if here:
+        yield _data_check(config)
+        yield _run_dir_check(Path(config.train.run_dir))
 
 
 def preflight(config: Config, here: bool = True) -> None:

@@ -143,6 +143,12 @@ class RunDirectory:
             lines = "".join(json.dumps(record) + "\n" for record in self.records)
             write_atomically(self.path / "metrics.jsonl", lines)
 
+    def is_finished(self, iteration: int) -> bool:
+        """Tell every rank whether summary.json is that of so many steps."""
+        file = self.path / "summary.json"
+        missing = self.writes and not (file.exists() and json.loads(file.read_text()).get("iteration") == iteration)
+        return not distributed.any_process(missing)
+
     def mark_stopped(self) -> None:
         """Leave a mark for those who cannot see the exit code: the run has a checkpoint, and wants to go on."""
         if self.writes:
@@ -152,6 +158,7 @@ class RunDirectory:
         """Write summary.json (the last record and ``summary``) and draw curves.png."""
         if not self.writes:
             return
+        (self.path / "stopped").unlink(missing_ok=True)
         last = self.records[-1] if self.records else {}
         place = {
             "backend": self.config.distributed.backend,
@@ -265,6 +272,17 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
         raise Refused(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
 
 
+def forget_lost_files(folder: Path, *checkpoints: Checkpoint) -> None:
+    """Let ``checkpoints`` no longer count files that are not in ``folder``, as they could not remove them.
+
+    A run that was killed may have removed one and not yet written the next, and a new folder has none of another run's.
+    """
+    for checkpoint in checkpoints:
+        state = checkpoint.state_dict()
+        state["_saved"] = [(priority, name) for priority, name in state["_saved"] if (folder / name).exists()]
+        checkpoint.load_state_dict(state)
+
+
 @contextmanager
 def progress(trainer: Engine, meter: LossMeter, every: int) -> Iterator[None]:
     """Read the loss of all ranks every so many steps and show it as a bar where a person looks at rank 0's terminal."""
@@ -318,12 +336,15 @@ class StopSignals:
         self.received: int | None = None
         self.stopped = False
 
-    def attach(self, trainer: Engine, save: Callable[[Engine], None], every: int) -> None:
-        """Look for a signal every so many steps; after one, call ``save`` and end the training."""
+    def attach(self, trainer: Engine, save: Callable[[Engine], None], every: int, last_step: int) -> None:
+        """Look for a signal every so many steps; after one, call ``save`` and end the training.
+
+        After ``last_step`` there is nothing left to stop.
+        """
 
         @trainer.on(Events.ITERATION_COMPLETED(every=every))
         def stop_if_agreed() -> None:
-            if distributed.any_process(self.received is not None):
+            if trainer.state.iteration < last_step and distributed.any_process(self.received is not None):
                 save(trainer)
                 step = trainer.state.iteration
                 logger.info("stopped by a signal after step %s, checkpoint saved: the same command goes on", step)

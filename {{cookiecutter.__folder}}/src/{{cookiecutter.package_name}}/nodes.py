@@ -9,6 +9,7 @@ import platform
 import socket
 import struct
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
@@ -30,7 +31,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
     limit_s = min(LIMIT_S, timeout_s)
     host, address = platform.node(), own_address()
     master, text = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "29500")
-    if not text.isdecimal():
+    if not (text.isdecimal() and 0 < int(text) < 2**16):
         raise Refused(f"MASTER_PORT is the number of a port, such as 29500, not {text}")
     port = int(text)
     if not master:
@@ -57,18 +58,21 @@ def meet(nnodes: int, timeout_s: float) -> int:
         number = store.add("nodes", 1) - 1
         place = {"host": host, "address": address, "port": server.getsockname()[1]}
         store.set(f"place {number}", json.dumps(place))
+        came = number + 1
         try:
             others = [json.loads(store.get(f"place {other}")) for other in range(nnodes) if other != number]
-        except DistStoreError:
-            found = store.add("nodes", 0)
-            sentence = f"{found} of {nnodes} nodes came within {limit_s:.0f} s: call this on each of them"
+            unreachable = [f"{other['host']} at {other['address']}" for other in others if not _reaches(other)]
+            # Everyone has tried before anyone closes.
+            said = "; ".join(f"{host} cannot reach {other}" for other in unreachable)
+            store.set(f"said {number}", said)
+            sentences = [store.get(f"said {other}").decode() for other in range(nnodes)]
+            store.add("done", 1)
+        except (DistNetworkError, DistStoreError):
+            # The node that keeps the store may have given up already.
+            with suppress(DistNetworkError, DistStoreError):
+                came = store.add("nodes", 0)
+            sentence = f"{came} of {nnodes} nodes came within {limit_s:.0f} s: call this on each of them"
             raise Refused(sentence, 1) from None
-        unreachable = [f"{other['host']} at {other['address']}" for other in others if not _reaches(other)]
-        # Everyone has tried before anyone closes.
-        said = "; ".join(f"{host} cannot reach {other}" for other in unreachable)
-        store.set(f"said {number}", said)
-        sentences = [store.get(f"said {other}").decode() for other in range(nnodes)]
-        store.add("done", 1)
         if is_master:
             _wait_for(store, nnodes, limit_s)
     failures = "; ".join(sentence for sentence in sentences if sentence)

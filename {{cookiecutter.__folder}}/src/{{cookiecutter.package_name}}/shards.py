@@ -19,6 +19,8 @@ def shards(config: Config, world_size: int) -> int:
     Raises:
         Refused: if the global batch is not divisible by the world size.
     """
+    if world_size < 1:
+        raise Refused(f"--world-size is a number of processes, such as 2, not {world_size}")
     size = len(create_datasets(config.data)[0])
     table = Table(title=f"{config.data.dataset}: {size} samples, global batch {config.data.batch_size}", box=None)
     for title in ("epoch", "rank", "samples", "first ones"):

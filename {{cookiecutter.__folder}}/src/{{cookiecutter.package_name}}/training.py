@@ -62,6 +62,7 @@ def training(local_rank: int, config: Config) -> int:
     resumed_from = run.checkpoint_to_resume()
     if resumed_from:
         handlers.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
+        handlers.forget_lost_files(run.checkpoints, save_last, save_best)
         run.take_up_records(trainer.state.iteration)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
         if trainer.state.epoch_length != len(batches):
@@ -76,7 +77,8 @@ def training(local_rank: int, config: Config) -> int:
             group["weight_decay"] = config.optim.weight_decay
     if trainer.state.iteration >= last_step:
         logger.info("%s is complete: raise train.epochs to go on, or choose another train.run_dir", run.path)
-        return 0
+        # It may have been killed between its last checkpoint and its summary.
+        return 0 if run.is_finished(trainer.state.iteration) else finish(run, plain_model, resumed_from)
 
     run.begin()
     meter = LossMeter()
@@ -93,7 +95,7 @@ def training(local_rank: int, config: Config) -> int:
 
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
     trainer.add_event_handler(Events.ITERATION_COMPLETED, meter.update)
-    signals.attach(trainer, save_last, config.train.log_every)
+    signals.attach(trainer, save_last, config.train.log_every, last_step)
     if config.train.max_iterations:
         trainer.add_event_handler(Events.ITERATION_COMPLETED(once=last_step), lambda: trainer.terminate())
 
@@ -133,8 +135,16 @@ def training(local_rank: int, config: Config) -> int:
     if signals.stopped:
         run.mark_stopped()
         return distributed.STOPPED
+    return finish(run, plain_model, resumed_from)
 
-    difference = distributed.weights_difference(plain_model)
+
+def finish(run: handlers.RunDirectory, model: nn.Module, resumed_from: Path | None) -> int:
+    """Compare the ranks' weights, and write what a finished run leaves; return the exit code.
+
+    Raises:
+        Refused: if the weights differ.
+    """
+    difference = distributed.weights_difference(model)
     run.finish({"resumed_from": str(resumed_from) if resumed_from else None, "weights_difference": difference})
     if difference:
         raise Refused(f"the ranks ended with weights that differ by {difference:g}: check how the model is wrapped", 1)
