@@ -20,14 +20,9 @@ QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
 nox.options.default_venv_backend = "uv|virtualenv"
-BEYOND_WHEELS = ["horovod", "mpi", "xla", "launchers"]
-nox.options.sessions = [
-    "lint",
-    "tests",
-    *(BEYOND_WHEELS if CI else []),
-    "variants",
-    *(["matrix"] if CI else []),
-]
+nox.options.sessions = ["lint", "tests", "variants"]
+if CI:
+    nox.options.sessions = ["lint", "tests", "horovod", "mpi", "xla", "launchers", "variants", "matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:

@@ -21,7 +21,7 @@ CONTEXT: dict[str, Any] = json.loads((ROOT / "cookiecutter.json").read_text(enco
 QUESTIONS = {key: value for key, value in CONTEXT.items() if not key.startswith("_")}
 SUPPORT: dict[str, Any] = CONTEXT["_support"]
 
-TIME_LIMIT_S = 120
+TIME_LIMIT_S = 60
 
 
 class Target(NamedTuple):

@@ -6,6 +6,7 @@ usage: manifest.py MANIFEST [--section.field value ...]; IMAGE, NNODES and NPROC
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -15,16 +16,11 @@ from typing import Any
 import yaml
 
 
-def adapt(document: dict[str, Any], options: list[str]) -> tuple[int, int]:
-    """Change a TrainJob or a Job to what the environment says; other kinds stay as they are.
+def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, processes: str) -> tuple[int, int]:
+    """Change a TrainJob or a Job; an empty text leaves what it says. Other kinds stay as they are.
 
     Returns the nodes, and the processes on each of them; zeros for other kinds.
     """
-    image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
-    for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
-        if text and not re.fullmatch(r"[1-9]\d*", text):
-            print(f"error: {name} is a number, such as 2, not {text}", file=sys.stderr)
-            sys.exit(2)
     if document["kind"] == "TrainJob":
         container = document["spec"]["trainer"]
         resources = container["resourcesPerNode"]
@@ -48,7 +44,9 @@ def adapt(document: dict[str, Any], options: list[str]) -> tuple[int, int]:
     # What the file gives to its processes, for as many as are asked for.
     for amounts in resources.values():
         for name, amount in amounts.items():
-            amounts[name] = re.sub(r"^\d+", lambda number: str(-(-int(number[0]) * size[1] // before)), str(amount))
+            amounts[name] = re.sub(
+                r"^\d+", lambda number: str(math.ceil(int(number[0]) * size[1] / before)), str(amount)
+            )
     container["args"] += options
     return size
 
@@ -59,8 +57,13 @@ def main() -> None:
     only_size = arguments[0] == "--size"
     if only_size:
         del arguments[0]
+    image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
+    for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
+        if text and not re.fullmatch(r"[1-9]\d*", text):
+            print(f"error: {name} is a number, such as 2, not {text}", file=sys.stderr)
+            sys.exit(2)
     documents = list(yaml.safe_load_all(Path(arguments[0]).read_text(encoding="utf-8")))
-    sizes = [adapt(document, arguments[1:]) for document in documents]
+    sizes = [adapt(document, arguments[1:], image, nodes, processes) for document in documents]
     if only_size:
         print(*max(sizes))
     else:

@@ -107,12 +107,11 @@ if [[ $NNODES == 1 && -z ${MASTER_PORT:-} ]]; then
 else
   if [[ $NNODES == 1 ]]; then
     master=localhost
-  else
-    if [[ -z ${MASTER_ADDR:-} ]]; then
-      echo "error: set MASTER_ADDR to the node where all nodes meet, the same on each of them" >&2
-      exit 2
-    fi
+  elif [[ -n ${MASTER_ADDR:-} ]]; then
     master=$MASTER_ADDR
+  else
+    echo "error: set MASTER_ADDR to the node where all nodes meet, the same on each of them" >&2
+    exit 2
   fi
   rendezvous=(
     --nnodes="$NNODES"
