@@ -20,9 +20,9 @@ def train(
     *settings: str,
     run_dir: str = "runs/default",
     processes: str = "2",
+    nodes: int = len(cluster.NODES),
 ) -> None:
-    """Train to the end with the target's own launcher, on every node of the cluster if it needs one."""
-    nodes = len(cluster.NODES)
+    """Train to the end with the target's own launcher, and so many nodes of the cluster if it needs them."""
     if target.launcher == "slurm":
         size = {"NNODES": str(nodes), "NPROC_PER_NODE": str(int(processes) // nodes)}
         job = submit(project, *settings, RUN_DIR=run_dir, **size)

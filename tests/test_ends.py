@@ -3,16 +3,40 @@
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from baking import Target
-from installing import Installer
+from installing import Installed, Installer
 from launching import processes_with, wait_for
 
 pytestmark = pytest.mark.executed
 
 LONG = ["--data.dataset", "synthetic", "--data.synthetic_size", "512", "--train.epochs", "500"]
+
+
+@contextmanager
+def training(project: Installed, run: Path, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A long training in its second epoch, which writes to ``RUN.log``; at last, every process has to have ended."""
+    with run.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            ["scripts/train.sh", "--train.run_dir", str(run), *LONG, *settings],
+            cwd=project.path,
+            env=project.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        wait_for((run / "metrics.jsonl").exists, "the first epoch")
+        yield process
+        wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
+    finally:
+        for pid in processes_with(str(run)):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -29,29 +53,13 @@ def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp
     project = install(Target("cpu", backend, launcher), tmp_path)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         run = tmp_path / f"run-{number.name}"
-        with (tmp_path / f"{number.name}.log").open("w") as log:
-            process = subprocess.Popen(
-                ["scripts/train.sh", "--train.run_dir", str(run), *LONG],
-                cwd=project.path,
-                env=project.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
-            wait_for((run / "metrics.jsonl").exists, "the first epoch")
+        with training(project, run) as process:
             if number == signal.SIGINT:
                 # A terminal sends Ctrl-C to all processes of the command.
                 os.killpg(process.pid, number)
             else:
                 process.send_signal(number)
-            process.wait(timeout=60)
-            wait_for(lambda: not processes_with(str(run)), "every process to end", 40)  # noqa: B023
-            assert process.returncode != 0
-        finally:
-            for pid in processes_with(str(run)):
-                os.kill(pid, signal.SIGKILL)
+            assert process.wait(timeout=60) != 0
         if number == signal.SIGTERM and launcher in ("torchrun", "spawn"):
             # It had the time for a checkpoint within the epoch.
             assert (run / "stopped").exists()
@@ -66,27 +74,12 @@ def test_a_process_that_hangs_is_waited_for_no_longer_than_the_configuration_say
 ) -> None:
     project = install(Target("cpu", "horovod" if launcher == "horovodrun" else "gloo", launcher), tmp_path)
     run = tmp_path / "run"
-    command = ["scripts/train.sh", "--train.run_dir", str(run), *LONG, "--distributed.timeout_s", "10"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=project.path,
-            env=project.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        wait_for((run / "metrics.jsonl").exists, "the first epoch")
+    with training(project, run, "--distributed.timeout_s", "10") as process:
         for pid in processes_with(str(run)):
             if rank.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 os.kill(pid, signal.SIGSTOP)
         assert process.wait(timeout=90) == 1
-        wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
-    finally:
-        for pid in processes_with(str(run)):
-            os.kill(pid, signal.SIGKILL)
-    assert "[rank 0] ends, as another process is gone" in (tmp_path / "log").read_text()
+    assert "[rank 0] ends, as another process is gone" in run.with_suffix(".log").read_text()
 
 
 FAILS_ON_ONE = """
