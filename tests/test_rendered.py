@@ -1,9 +1,11 @@
 """What a baked project holds for each target, and what it does not hold."""
 
+import os
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +184,33 @@ def test_a_dry_run_prints_the_command_of_the_launcher(full: dict[Target, BakedPr
         assert target.launcher in ("slurm", "kubernetes") or {"-m", project.package, "train"} <= {*command}, (
             target
         )
+
+
+@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+@pytest.mark.parametrize(("ends", "comes_back"), [("exit 85", True), ("exit 1", False), ("exit 0", False)])
+def test_a_job_of_slurm_comes_back_only_after_a_checkpoint(
+    full: dict[Target, BakedProject], starter: str, ends: str, comes_back: bool, tmp_path: Path
+) -> None:
+    project = full[Target("cpu", "gloo", "slurm")]
+    if starter == "torchrun" and comes_back:
+        # It ends with 1 whatever its processes ended with; they leave a mark.
+        ends = f"touch {tmp_path}/stopped; exit 1"
+    for name, script in {"srun": ends, "scontrol": f'echo "$*" >>{tmp_path}/said; echo node1'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    # A job before this one had stopped, and left its mark.
+    (tmp_path / "stopped").touch()
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node1",
+        "SLURM_NNODES": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+    }
+    job |= {"SLURM_CPUS_ON_NODE": "1", "RUN_DIR": str(tmp_path), "STARTER": starter}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = run("bash", "scripts/train.sbatch", cwd=project.path, env={**os.environ, **job, "PATH": path})
+    assert done.returncode == int(ends.split()[-1]), done.stderr
+    assert ("requeue 7" in (tmp_path / "said").read_text()) == comes_back
 
 
 def test_everything_that_the_dockerfile_copies_is_there(projects: list[BakedProject]) -> None:
