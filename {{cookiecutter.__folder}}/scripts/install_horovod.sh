@@ -18,4 +18,6 @@ if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
     HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
     python3 -m pip wheel --no-build-isolation --no-deps --wheel-dir "$wheels" horovod==0.28.1
 fi
+# pip would keep the same version, built for another torch.
+python3 -m pip uninstall --yes horovod
 python3 -m pip install "$wheels"/horovod-*.whl
