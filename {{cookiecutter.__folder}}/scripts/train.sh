@@ -46,7 +46,7 @@
 {%- elif launcher == "kubernetes" %}
 # Train on Kubernetes:  scripts/train.sh [--dry-run] [--section.field value ...]
 #
-# MANIFEST        scripts/trainjob.yaml (default) for clusters with Kubeflow Trainer v2, scripts/job.yaml for others
+# MANIFEST        scripts/trainjob.yaml (default) for clusters with Kubeflow Trainer 2.3 or newer, scripts/job.yaml for others
 # IMAGE, NNODES, NPROC_PER_NODE   image, nodes and processes on each of them (default: what the manifest says)
 {%- endif %}
 set -euo pipefail

@@ -505,9 +505,9 @@ def start(config: DistributedConfig) -> None:
     os.environ.pop("SLURM_JOB_ID", None)
     wanted = config.nproc_per_node
     if not launched():
+        refuse_other_launchers()
         if wanted not in (None, 1):
             raise Refused(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
-        refuse_other_launchers()
         return
 {%- if launcher == "slurm" and backend != "mpi" %}
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
