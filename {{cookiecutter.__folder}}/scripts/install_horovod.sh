@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Build Horovod 0.28.1 against the torch of this environment and install it; about two minutes, once.
 #
-# The wheel is kept in the folder WHEELS (default: .cache/wheels) for the next environment with the same torch.
+# The wheel is kept in the folder WHEELS (default: .cache/wheels) for the next environment with the same torch and Python.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-torch=$(python3 -c "import torch; print(torch.__version__.replace('+', '-'))")
-wheels=${WHEELS:-.cache/wheels}/torch-$torch
+versions=$(python3 -c "import sys, torch; print(f'torch-{torch.__version__}-python-{sys.version_info[0]}.{sys.version_info[1]}')")
+wheels=${WHEELS:-.cache/wheels}/${versions/+/-}
 if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
-  # torch's headers need C++17 and Horovod's build asks for less, after any CXXFLAGS: the compiler itself must insist.
+  # torch's headers need a newer C++ than Horovod's build asks for, after any CXXFLAGS: the compiler itself must insist.
+  # From g++ 13 on it has to be given what Horovod forgets to include, too.
   compiler=$(mktemp)
   trap 'rm -f "$compiler"' EXIT
-  printf '#!/bin/sh\nexec "%s" "$@" -std=c++17\n' "$(command -v "${CXX:-c++}")" >"$compiler"
+  {
+    echo '#!/bin/sh'
+    echo "exec '$(command -v "${CXX:-c++}")' \"\$@\" -std=c++20 -include cstdint -include span -include stdexcept -include string"
+  } >"$compiler"
   chmod +x "$compiler"
   python3 -m pip install "setuptools<81" wheel "cmake<4" numpy packaging
   CXX=$compiler HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
