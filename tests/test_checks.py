@@ -146,3 +146,13 @@ def test_manifests_fit_the_schemas_of_kubernetes_and_of_its_trainer(
                     assert f"cpu: '{2 * processes}'" in said and f"memory: {4 * processes}Gi" in said
                     assert document["kind"] == "Job" or f"numProcPerNode: {processes}\n" in said
     assert kinds == {"TrainJob", "Job", "Service", "PersistentVolumeClaim"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--size"], ["scripts/typo.yaml", "--train.epochs", "3"]])
+def test_a_manifest_that_is_not_there_is_refused(
+    full: dict[Target, BakedProject], arguments: list[str]
+) -> None:
+    project = full[Target("cpu", "gloo", "kubernetes")]
+    done = run(sys.executable, "scripts/manifest.py", *arguments, cwd=project.path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "is not a file: choose scripts/trainjob.yaml" in done.stderr

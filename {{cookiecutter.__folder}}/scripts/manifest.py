@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -51,19 +51,25 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
     return size
 
 
+def refuse(sentence: str) -> NoReturn:
+    """End with bad usage."""
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main() -> None:
     """Print the manifest, or its size."""
     arguments = sys.argv[1:]
-    only_size = arguments[0] == "--size"
-    if only_size:
-        del arguments[0]
+    only_size = "--size" in arguments[:1]
+    file, *options = arguments[only_size:] or ["MANIFEST"]
+    if not Path(file).is_file():
+        refuse(f"{file} is not a file: choose scripts/trainjob.yaml or scripts/job.yaml")
     image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
     for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
         if text and not re.fullmatch(r"[1-9]\d*", text):
-            print(f"error: {name} is a number, such as 2, not {text}", file=sys.stderr)
-            sys.exit(2)
-    documents = list(yaml.safe_load_all(Path(arguments[0]).read_text(encoding="utf-8")))
-    sizes = [adapt(document, arguments[1:], image, nodes, processes) for document in documents]
+            refuse(f"{name} is a number, such as 2, not {text}")
+    documents = list(yaml.safe_load_all(Path(file).read_text(encoding="utf-8")))
+    sizes = [adapt(document, options, image, nodes, processes) for document in documents]
     if only_size:
         print(*max(sizes))
     else:
