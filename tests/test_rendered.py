@@ -30,7 +30,7 @@ FILES: dict[Condition, str] = {
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/config.py src/PKG/data.py src/PKG/distributed.py
-        src/PKG/doctor.py src/PKG/early.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/nodes.py
+        src/PKG/doctor.py src/PKG/early_signals.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/connectivity.py
         src/PKG/shards.py
         src/PKG/training.py
         tests/conftest.py tests/test_commands.py tests/test_config.py tests/test_data.py tests/test_training.py
@@ -90,7 +90,7 @@ EXCEPTIONS = [
     (r"cpu-.*/distributed\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
     (r"\w+-(gloo|nccl|mpi)-.*/distributed\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
     (r"\w+-(?!xla).*/distributed\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
-    (r"tpu-.*/nodes\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
+    (r"tpu-.*/connectivity\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
 ]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from {{ cookiecutter.package_name }}.config import DataConfig, Refused
+from {{ cookiecutter.package_name }}.config import DataConfig, UsageError
 from {{ cookiecutter.package_name }}.data import (
     EVALUATION_BATCH_SIZE,
     EvaluationBatches,
@@ -46,18 +46,18 @@ def test_a_pass_begins_in_mid_epoch_where_it_is_told() -> None:
 
 @pytest.mark.parametrize(("batch_size", "choices"), [(10, "8 or 12"), (3, "choose 4")])
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch_size: int, choices: str) -> None:
-    with pytest.raises(Refused, match=choices):
+    with pytest.raises(UsageError, match=choices):
         TrainingBatches(100, batch_size, 0, 4, seed=0)
 
 
 def test_a_batch_fits_every_number_of_processes_that_can_occur() -> None:
     check_batch_size(48, [2, 4, 6, 8])
-    with pytest.raises(Refused, match="64 is not divisible by 2, 4, 6 and 8 processes: choose 48 or 72"):
+    with pytest.raises(UsageError, match="64 is not divisible by 2, 4, 6 and 8 processes: choose 48 or 72"):
         check_batch_size(64, [2, 4, 6, 8])
 
 
 def test_a_batch_larger_than_the_training_set_is_refused() -> None:
-    with pytest.raises(Refused, match="at most 100"):
+    with pytest.raises(UsageError, match="at most 100"):
         TrainingBatches(100, 128, 0, 2, seed=0)
 
 

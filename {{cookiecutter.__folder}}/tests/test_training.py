@@ -17,7 +17,7 @@ import torch
 import yaml
 from conftest import PACKAGE, PROJECT, Run, call, launch, train
 
-from {{ cookiecutter.package_name }} import distributed, early
+from {{ cookiecutter.package_name }} import distributed, early_signals
 from {{ cookiecutter.package_name }}.config import ModelConfig, OptimConfig
 from {{ cookiecutter.package_name }}.model import create_model
 from {{ cookiecutter.package_name }}.training import create_lr_scheduler, create_optimizer
@@ -41,13 +41,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_micro_batches_learn_what_whole_batches_learn(alone: Run, tmp_path: Path) -> None:
-    parts = train(tmp_path / "parts", 2, *EXACT, "--optim.micro_batches", "4")
+    parts = train(tmp_path / "parts", 2, *EXACT, "--optim.accumulation_steps", "4")
     assert_equal_weights(alone, parts, tolerance=1e-5)
 
 
 def test_clipped_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
     # So small a norm that every step is clipped, in other words to gradients of the same length.
-    clip = ("--optim.clip_norm", "0.05", "--optim.micro_batches", "2")
+    clip = ("--optim.clip_norm", "0.05", "--optim.accumulation_steps", "2")
     one, two = train(tmp_path / "one", 1, *EXACT, *clip), train(tmp_path / "two", 2, *EXACT, *clip)
     assert_equal_weights(one, two, tolerance=1e-5)
 
@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_to_where_an_uninterrupted_one_ends(tmp_path: Path
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == distributed.STOPPED
+        assert process.wait(timeout=60) == distributed.EXIT_RESUMABLE
     finally:
         process.kill()
     parts = train(folder, 1, *settings)
@@ -117,16 +117,16 @@ def test_a_stopped_run_goes_on_to_where_an_uninterrupted_one_ends(tmp_path: Path
     assert_equal_weights(whole, parts, tolerance=0)
 
 
-@pytest.mark.parametrize(("steps", "code"), [(16, distributed.STOPPED), (8, 0)])
+@pytest.mark.parametrize(("steps", "code"), [(16, distributed.EXIT_RESUMABLE), (8, 0)])
 def test_a_signal_after_the_last_step_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, code: int
 ) -> None:
-    monkeypatch.setattr(early, "received", {signal.SIGUSR1})
+    monkeypatch.setattr(early_signals, "received", {signal.SIGUSR1})
     folder = tmp_path / "run"
     settings = (*ONE, "--train.log_every", "8", "--train.max_iterations", str(steps))
     answer = call("train", "--train.run_dir", str(folder), *settings)
     assert answer.code == code, answer.errors
-    assert (folder / "stopped").exists() == (code == distributed.STOPPED)
+    assert (folder / "stopped").exists() == (code == distributed.EXIT_RESUMABLE)
     assert (folder / "summary.json").exists() == (code == 0)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from . import early
-from .config import Refused, add_settings, parse
+from . import early_signals
+from .config import UsageError, add_settings, parse
 
 COMMANDS = {
     "train": "Train in this process, or in those that the launcher starts; scripts/train.sh calls it.",
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0 if arguments else 2
     try:
         return run_command(arguments[0], arguments[1:])
-    except Refused as refused:
+    except UsageError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return refused.exit_code
 
@@ -38,10 +38,10 @@ def run_command(command: str, arguments: list[str]) -> int:
     """Read the options of ``command`` and run it.
 
     Raises:
-        Refused: for an unknown command or setting, a bad value, or a machine that is not ready.
+        UsageError: for an unknown command or setting, a bad value, or a machine that is not ready.
     """
     if command not in COMMANDS:
-        raise Refused(f"there is no command {command}: the valid ones are {', '.join(COMMANDS)}")
+        raise UsageError(f"there is no command {command}: the valid ones are {', '.join(COMMANDS)}")
     program = f"python -m {__package__} {command}"
     parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
@@ -61,12 +61,12 @@ def run_command(command: str, arguments: list[str]) -> int:
     config, options = parse(parser, arguments)
 
     if command == "train":
-        early.remember()
+        early_signals.remember()
     # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Its sockets warn of every address that has no name; errors are still said.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from . import distributed, doctor, nodes, shards, training
+    from . import connectivity, distributed, doctor, shards, training
 
     config = distributed.resolve(config)
     if command == "train":
@@ -78,7 +78,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:
-        return nodes.meet(int(str(options["nnodes"])), config.distributed.timeout_s)
+        return connectivity.meet(int(str(options["nnodes"])), config.distributed.timeout_s)
     if options["exchange"]:
         return distributed.run(doctor.exchange, config)
     if options["quiet"] or options["elsewhere"]:

@@ -17,7 +17,7 @@ Backend = Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"]
 Device = Literal["auto", "cpu", "cuda", "xla"]
 
 
-class Refused(Exception):
+class UsageError(Exception):
     """What was asked for cannot work; the message is one sentence that names the fix.
 
     ``exit_code`` is 2 for bad usage or configuration, 1 for a machine that is not ready. Where several processes of a
@@ -82,14 +82,14 @@ class OptimConfig:
     """epochs of linear warm-up, before the cosine decay to zero"""
     clip_norm: float | None = None
     """scale the gradients of a step down to this norm; null leaves them"""
-    micro_batches: int = 1
+    accumulation_steps: int = 1
     """parts of the batch whose gradients are added up before the step, to need less memory; the step is the same"""
 
     def __post_init__(self) -> None:
         if self.lr <= 0:
             raise ValueError(f"optim.lr must be positive, not {self.lr}")
         _require_at_least(0, optim__weight_decay=self.weight_decay, optim__warmup_epochs=self.warmup_epochs)
-        _require_at_least(1, optim__micro_batches=self.micro_batches)
+        _require_at_least(1, optim__accumulation_steps=self.accumulation_steps)
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"optim.clip_norm must be positive, not {self.clip_norm}")
 
@@ -177,7 +177,7 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
     Returns the settings and the values of the parser's other options.
 
     Raises:
-        Refused: for an unknown key or a bad value, with the valid ones.
+        UsageError: for an unknown key or a bad value, with the valid ones.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", action="append", default=[])
@@ -188,7 +188,7 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
         namespace = parser.parse_args(arguments)
         values = parser.instantiate(namespace).as_dict()
     except (ArgumentError, ValueError) as error:
-        raise Refused(_sentence(str(error))) from None
+        raise UsageError(_sentence(str(error))) from None
     config = Config(**{name: values.pop(name) for name in SECTIONS})
     return config, values
 

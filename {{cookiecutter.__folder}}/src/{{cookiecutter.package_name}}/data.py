@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from . import distributed
-from .config import DataConfig, Refused
+from .config import DataConfig, UsageError
 
 Indices = npt.NDArray[np.int64]
 Batch = tuple[Tensor, Tensor]
@@ -71,7 +71,7 @@ class FolderImages:
         from torchvision import transforms
 
         if not folder.is_dir():
-            raise Refused(f"data.root has no folder {folder}: put one folder of images per class there")
+            raise UsageError(f"data.root has no folder {folder}: put one folder of images per class there")
         self.shape = (3, image_size, image_size)
         transform = transforms.Compose(
             [
@@ -84,7 +84,7 @@ class FolderImages:
         try:
             self.images = torchvision.datasets.ImageFolder(str(folder), transform)
         except FileNotFoundError as error:
-            raise Refused(f"data.root: {error}") from None
+            raise UsageError(f"data.root: {error}") from None
         self.num_classes = len(self.images.classes)
 
     def __len__(self) -> int:
@@ -110,13 +110,13 @@ class TrainingBatches:
         batch_size: samples of one step, over all ranks.
 
     Raises:
-        Refused: if the global batch is not divisible by the world size, or is larger than the training set.
+        UsageError: if the global batch is not divisible by the world size, or is larger than the training set.
     """
 
     def __init__(self, size: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
         check_batch_size(batch_size, [world_size])
         if batch_size > size:
-            raise Refused(f"data.batch_size {batch_size} is larger than the training set: choose at most {size}")
+            raise UsageError(f"data.batch_size {batch_size} is larger than the training set: choose at most {size}")
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self.share = batch_size // world_size
         self.offset = rank * self.share
@@ -155,14 +155,14 @@ class EvaluationBatches:
         return iter(self.batches)
 
 
-def check_batch_size(batch_size: int, world_sizes: Sequence[int], micro_batches: int = 1) -> None:
-    """Raise Refused, with the two nearest sizes that work, unless the batch can be cut for all of ``world_sizes``."""
-    parts = math.lcm(*world_sizes) * micro_batches
+def check_batch_size(batch_size: int, world_sizes: Sequence[int], accumulation_steps: int = 1) -> None:
+    """Raise UsageError, with the two nearest sizes that work, unless the batch can be cut for all of ``world_sizes``."""
+    parts = math.lcm(*world_sizes) * accumulation_steps
     if batch_size % parts:
         lower = batch_size // parts * parts
         choices = f"{lower} or {lower + parts}" if lower else str(parts)
-        by = processes(world_sizes) + (f" x {micro_batches} micro-batches" if micro_batches > 1 else "")
-        raise Refused(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
+        by = processes(world_sizes) + (f" x {accumulation_steps} accumulation steps" if accumulation_steps > 1 else "")
+        raise UsageError(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
 
 
 def processes(numbers: Sequence[int]) -> str:
@@ -182,7 +182,7 @@ def create_datasets(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
     """Return the training and the validation set.
 
     Raises:
-        Refused: if the files are not there, cannot be downloaded, or torchvision is missing.
+        UsageError: if the files are not there, cannot be downloaded, or torchvision is missing.
     """
     return {
         "digits": _digits,
@@ -213,10 +213,12 @@ def import_torchvision(dataset: str) -> Any:
     try:
         import torchvision
     except ImportError:
-        raise Refused(f"data.dataset {dataset} needs torchvision: pip install -e '.[vision]'", 1) from None
+        raise UsageError(f"data.dataset {dataset} needs torchvision: pip install -e '.[vision]'", 1) from None
     except RuntimeError as error:
         # Its compiled operators load into the torch that they were built for, and no other.
-        raise Refused(f"torchvision does not fit torch {torch.__version__} ({error}): install both anew", 1) from None
+        raise UsageError(
+            f"torchvision does not fit torch {torch.__version__} ({error}): install both anew", 1
+        ) from None
     return torchvision
 
 
@@ -243,7 +245,7 @@ def _digits(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
 
 def _cifar10(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
     cifar10 = import_torchvision("cifar10").datasets.CIFAR10
-    distributed.first_on_each_node(lambda: cifar10(config.root, download=True), "download CIFAR-10")
+    distributed.local_rank_zero_first(lambda: cifar10(config.root, download=True), "download CIFAR-10")
 
     def part(train: bool) -> ImageDataset:
         source = cifar10(config.root, train=train)
@@ -257,7 +259,9 @@ def _folder(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
     train_set = FolderImages(Path(config.root) / "train", config.image_size)
     val_set = FolderImages(Path(config.root) / "val", config.image_size)
     if train_set.images.classes != val_set.images.classes:
-        raise Refused(f"{config.root}/train and {config.root}/val hold different classes: give both the same folders")
+        raise UsageError(
+            f"{config.root}/train and {config.root}/val hold different classes: give both the same folders"
+        )
     return train_set, val_set
 
 

@@ -69,7 +69,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 {%- endif %}
 
-from .config import Backend, Config, Device, DistributedConfig, Refused
+from .config import Backend, Config, Device, DistributedConfig, UsageError
 {%- if backend == "xla-tpu" %}
 
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
@@ -83,7 +83,7 @@ try:
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 {%- endif %}
 except ImportError as error:
-    raise Refused(f"Horovod is not built for this torch ({error}): run scripts/install_horovod.sh", 1) from None
+    raise UsageError(f"Horovod is not built for this torch ({error}): run scripts/install_horovod.sh", 1) from None
 {%- elif backend == "mpi" %}
 
 
@@ -151,11 +151,11 @@ CONNECT_LIMIT_S = 60.0
 
 # What an exchange with a process says that has ended, or cannot be reached any more.
 {%- if backend == "horovod" %}
-GONE = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
+PEER_LOST = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
 {%- elif backend == "xla-tpu" %}
-GONE = "Connection reset by peer|Socket closed"
+PEER_LOST = "Connection reset by peer|Socket closed"
 {%- else %}
-GONE = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
+PEER_LOST = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
 {%- endif %}
 {% if backend == "xla-tpu" %}
 # XLA itself makes one kernel of an optimizer's step.
@@ -166,7 +166,7 @@ FUSED_OPTIMIZER = True
 {%- endif %}
 
 # The exit code of a training that stopped on a signal after a checkpoint: start it again and it goes on.
-STOPPED = 85
+EXIT_RESUMABLE = 85
 
 
 @dataclass(frozen=True)
@@ -184,18 +184,18 @@ def resolve(config: Config) -> Config:
     """Replace the answers "auto" by what this project was made for.
 
     Raises:
-        Refused: for a backend or a device that this project was not made for.
+        UsageError: for a backend or a device that this project was not made for.
     """
     backend, device = config.distributed.backend, config.distributed.device
     backend = BACKEND if backend == "auto" else backend
     device = DEVICE if device == "auto" else device
     if backend not in BACKENDS:
-        raise Refused(f"this project was made for backend {BACKEND}: choose distributed.backend {_or(BACKENDS)}")
+        raise UsageError(f"this project was made for backend {BACKEND}: choose distributed.backend {_or(BACKENDS)}")
     if device not in DEVICES:
-        raise Refused(f"this project was made for hardware {HARDWARE}: choose distributed.device {_or(DEVICES)}")
+        raise UsageError(f"this project was made for hardware {HARDWARE}: choose distributed.device {_or(DEVICES)}")
 {%- if backend == "nccl" %}
     if backend == "nccl" and device == "cpu":
-        raise Refused("nccl connects GPUs only: add --distributed.backend gloo to --distributed.device cpu")
+        raise UsageError("nccl connects GPUs only: add --distributed.backend gloo to --distributed.device cpu")
 {%- endif %}
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))
 
@@ -310,11 +310,11 @@ def _port_check(port: str) -> Check:
 
 
 {% endif -%}
-def usual_processes(config: DistributedConfig) -> int:
+def default_nproc_per_node(config: DistributedConfig) -> int:
     """Return how many processes {% if launcher == "kubernetes" %}the doctor starts here{% else %}``scripts/train.sh`` starts on this node{% endif %} if it is told nothing{% if cookiecutter.hardware != "tpu" %}.
 
     Raises:
-        Refused: if NPROC_PER_NODE is not a number.
+        UsageError: if NPROC_PER_NODE is not a number.
     """{% else %}."""{% endif %}
 {%- if cookiecutter.hardware == "cpu" %}
     text = os.environ.get("NPROC_PER_NODE", "2")
@@ -325,12 +325,12 @@ def usual_processes(config: DistributedConfig) -> int:
 {%- endif %}
 {%- if cookiecutter.hardware != "tpu" %}
     if not re.fullmatch(r"[1-9]\d*", text):
-        raise Refused(f"NPROC_PER_NODE is how many processes to start on each node, such as 2, not {text}")
+        raise UsageError(f"NPROC_PER_NODE is how many processes to start on each node, such as 2, not {text}")
     return int(text)
 {%- endif %}
 
 
-def planned_world_sizes(config: DistributedConfig) -> list[int]:
+def possible_world_sizes(config: DistributedConfig) -> list[int]:
 {%- if launcher == "spawn" %}
     """Return how many processes a training with these settings can have; called before they are started."""
     return [processes_to_spawn(config)]
@@ -338,7 +338,7 @@ def planned_world_sizes(config: DistributedConfig) -> list[int]:
     """Return how many processes a training with these settings can have; called before they are started.
 
     Raises:
-        Refused: if NNODES is not a number{% if launcher == "torchrun" %}, or two of them{% endif %}.
+        UsageError: if NNODES is not a number{% if launcher == "torchrun" %}, or two of them{% endif %}.
     """
     nnodes = os.environ.get("NNODES", "1")
 {%- if launcher == "torchrun" %}
@@ -346,11 +346,11 @@ def planned_world_sizes(config: DistributedConfig) -> list[int]:
     numbers = re.fullmatch(r"([1-9]\d*)(?::(\d+))?", nnodes)
     counts = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1) if numbers else range(0)
     if not counts:
-        raise Refused(f"NNODES is a number of nodes, such as 2, or 1:4 for any in between, not {nnodes}")
+        raise UsageError(f"NNODES is a number of nodes, such as 2, or 1:4 for any in between, not {nnodes}")
     return [(config.nproc_per_node or 1) * count for count in counts]
 {%- else %}
     if not re.fullmatch(r"[1-9]\d*", nnodes):
-        raise Refused(f"NNODES is a number of nodes, such as 2, not {nnodes}")
+        raise UsageError(f"NNODES is a number of nodes, such as 2, not {nnodes}")
     return [(config.nproc_per_node or 1) * int(nnodes)]
 {%- endif %}
 {%- endif %}
@@ -431,13 +431,13 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
             name = signal.Signals(-error.exit_code).name
             print(f"error: rank {error.error_index} was ended by {name}: start again to go on", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
-    return STOPPED if stopped.value else 0
+    return EXIT_RESUMABLE if stopped.value else 0
 
 
 def _worker(local_rank: int, function: Callable[..., int], config: Config, arguments: Any, stopped: Any) -> None:
     os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     code = _run_here(function, config, arguments)
-    if code == STOPPED:
+    if code == EXIT_RESUMABLE:
         stopped.value = True
     elif code:
         sys.exit(code)
@@ -472,12 +472,12 @@ def _run_here(function: Callable[..., int], config: Config, arguments: Any) -> i
     try:
         start(config.distributed)
         return function(idist.get_local_rank(), config, *arguments)
-    except Refused as refused:
+    except UsageError as refused:
         if local_rank() == refused.local_rank:
             print(f"error: {refused}", file=sys.stderr, flush=True)
         return refused.exit_code
     except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it
-        if gone := re.search(GONE, str(error)):
+        if gone := re.search(PEER_LOST, str(error)):
             print(f"[rank {rank()}] ends, as another process is gone: {gone[0]}", file=sys.stderr, flush=True)
         else:
             print(f"[rank {rank()}] failed:\n{traceback.format_exc()}", end="", file=sys.stderr, flush=True)
@@ -492,14 +492,14 @@ def start(config: DistributedConfig) -> None:
     """Join the process group that the launcher describes; a process that no launcher started trains alone.
 
     Raises:
-        Refused: if there are not the processes or the devices that were asked for.
+        UsageError: if there are not the processes or the devices that were asked for.
     """
     hide_other_devices(config)
 {%- if ranked %}
     adopt_ranks()
 {%- endif %}
 {%- if launcher in ("torchrun", "mpirun", "kubernetes") %}
-    end_with_launcher()
+    die_with_parent()
 {%- endif %}
     # With it ignite would take Slurm's ranks, even where another launcher has given its own.
     os.environ.pop("SLURM_JOB_ID", None)
@@ -507,19 +507,19 @@ def start(config: DistributedConfig) -> None:
     if not launched():
         refuse_other_launchers()
         if wanted not in (None, 1):
-            raise Refused(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
+            raise UsageError(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
         return
 {%- if launcher == "slurm" and backend != "mpi" %}
     if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        raise Refused("set MASTER_ADDR to the first node of the job, and MASTER_PORT, as scripts/train.sbatch does")
+        raise UsageError("set MASTER_ADDR to the first node of the job, and MASTER_PORT, as scripts/train.sbatch does")
 {%- endif %}
     if not dist.is_backend_available(config.backend):
-        raise Refused(f"torch {torch.__version__} has no {config.backend}: {BACKEND_FIX}", 1)
+        raise UsageError(f"torch {torch.__version__} has no {config.backend}: {BACKEND_FIX}", 1)
 {%- if cookiecutter.hardware == "gpu" %}
     if config.device == "cuda":
         count = torch.cuda.device_count()
         if local_rank() >= count:
-            raise Refused(f"more processes than GPUs: start at most {count} on each node", 1, local_rank=count)
+            raise UsageError(f"more processes than GPUs: start at most {count} on each node", 1, local_rank=count)
         torch.cuda.set_device(local_rank())
 {%- endif %}
     timeout = timedelta(seconds=config.timeout_s)
@@ -539,10 +539,12 @@ def start(config: DistributedConfig) -> None:
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).strip().splitlines()[0]
         sentence = f"the processes cannot meet at {place} ({reason}): set MASTER_ADDR and MASTER_PORT"
-        raise Refused(sentence, 1, local_rank()) from None
+        raise UsageError(sentence, 1, local_rank()) from None
 {%- endif %}
     if wanted not in (None, idist.get_nproc_per_node()):
-        raise Refused(f"{wanted} processes per node were asked for, but {idist.get_nproc_per_node()} were started", 1)
+        raise UsageError(
+            f"{wanted} processes per node were asked for, but {idist.get_nproc_per_node()} were started", 1
+        )
 
 
 def launched() -> bool:
@@ -567,7 +569,7 @@ def adopt_ranks() -> None:
         os.environ.update(RANK=str(ranks[0]), WORLD_SIZE=str(ranks[1]), LOCAL_RANK=str(ranks[2]))
 {%- if launcher == "mpirun" and backend != "mpi" %}
         if "MASTER_ADDR" not in os.environ and ranks[1] > ranks[3]:
-            raise Refused("set MASTER_ADDR to the host of rank 0, and MASTER_PORT, as scripts/train.sh does")
+            raise UsageError("set MASTER_ADDR to the host of rank 0, and MASTER_PORT, as scripts/train.sh does")
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
 {%- endif %}
@@ -578,7 +580,7 @@ def start(config: DistributedConfig) -> None:
     """Join the other processes of horovod.
 
     Raises:
-        Refused: if there are not the processes that were asked for.
+        UsageError: if there are not the processes that were asked for.
     """
     hide_other_devices(config)
 {%- if ranked %}
@@ -590,7 +592,9 @@ def start(config: DistributedConfig) -> None:
     idist.initialize("horovod")
     wanted = config.nproc_per_node
     if wanted not in (None, idist.get_nproc_per_node()):
-        raise Refused(f"{wanted} processes per node were asked for, but {idist.get_nproc_per_node()} were started", 1)
+        raise UsageError(
+            f"{wanted} processes per node were asked for, but {idist.get_nproc_per_node()} were started", 1
+        )
 
 
 def launched() -> bool:
@@ -633,7 +637,7 @@ def adopt_ranks() -> None:
         try:
             server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
         except OSError as error:
-            raise Refused(f"MASTER_PORT {port}: {error.strerror}: set it to a free port", 1) from None
+            raise UsageError(f"MASTER_PORT {port}: {error.strerror}: set it to a free port", 1) from None
         threading.Thread(target=server.serve_forever, daemon=True).start()
     deadline = time.monotonic() + CONNECT_LIMIT_S
     while True:
@@ -642,7 +646,7 @@ def adopt_ranks() -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise Refused(f"rank 0 does not answer at {address}:{port} ({error}): set MASTER_ADDR", 1) from None
+                raise UsageError(f"rank 0 does not answer at {address}:{port} ({error}): set MASTER_ADDR", 1) from None
             time.sleep(0.1)
 {%- endif %}
 {%- else %}
@@ -651,12 +655,12 @@ def start(config: DistributedConfig) -> None:
     """Join the other processes of torch_xla.
 
     Raises:
-        Refused: if there are not the processes that were asked for.
+        UsageError: if there are not the processes that were asked for.
     """
     idist.initialize("xla-tpu")
     wanted = config.nproc_per_node
     if wanted not in (None, idist.get_nproc_per_node()):
-        raise Refused(f"{wanted} processes were asked for, but torch_xla started {idist.get_nproc_per_node()}", 1)
+        raise UsageError(f"{wanted} processes were asked for, but torch_xla started {idist.get_nproc_per_node()}", 1)
 
 
 def launched() -> bool:
@@ -686,12 +690,12 @@ def refuse_other_launchers() -> None:
     """Refuse to be one of several processes of a launcher that this project does not know: each would train alone.
 
     Raises:
-        Refused: always, if the environment tells of one.
+        UsageError: always, if the environment tells of one.
     """
     names = [name for name in os.environ if re.fullmatch(r"\w+(?<!NODE)_RANK(ID)?", name)]
     names += ["SLURM_PROCID"] if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 else []
     if names:
-        raise Refused(
+        raise UsageError(
             f"{names[0]} tells that another launcher than {LAUNCHER} started this process, and each of its processes "
             "would train alone: start them with scripts/train.sh"
         )
@@ -766,11 +770,13 @@ def wrap_model(model: nn.Module) -> nn.Module:
 {%- endif %}
 
 
-def wrap_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, micro_batches: int) -> torch.optim.Optimizer:
+def wrap_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, accumulation_steps: int
+) -> torch.optim.Optimizer:
     """Let the optimizer take part in averaging the gradients, where the backend wants that."""
 {%- if backend == "horovod" %}
     wrapped: torch.optim.Optimizer = hvd.DistributedOptimizer(
-        optimizer, model.named_parameters(), backward_passes_per_step=micro_batches
+        optimizer, model.named_parameters(), backward_passes_per_step=accumulation_steps
     )
     return wrapped
 {%- else %}
@@ -778,7 +784,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, micro_bat
 {%- endif %}
 
 
-def local_gradients(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     """Let a backward pass inside the ``with`` block add to the gradients of this process alone."""
 {%- if native %}
     if enabled and isinstance(model, nn.parallel.DistributedDataParallel):
@@ -840,11 +846,11 @@ def disk_saver(folder: Path) -> DiskSaver:
 {%- endif %}
 
 
-def first_on_each_node(action: Callable[[], object], what: str) -> None:
+def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
     """Run ``action`` in the first process of each node while the others wait; rank 0 is through before other nodes begin.
 
     Raises:
-        Refused: in every process, if the action failed in one of them.
+        UsageError: in every process, if the action failed in one of them.
     """
     rank = idist.get_rank()
     # Nodes often share their file system, and would write the same files at the same time.
@@ -856,10 +862,10 @@ def first_on_each_node(action: Callable[[], object], what: str) -> None:
             except (OSError, RuntimeError) as error:
                 failure = f"{type(error).__name__}: {error}"
         if idist.all_reduce(float(bool(failure)), "MAX"):
-            raise Refused(f"could not {what}: {failure or 'it failed on another node'}", 1)
+            raise UsageError(f"could not {what}: {failure or 'it failed on another node'}", 1)
 
 
-def any_process(flag: bool) -> bool:
+def all_reduce_any(flag: bool) -> bool:
     """Tell every process whether ``flag`` is true in one of them."""
     return bool(idist.all_reduce(float(flag), "MAX"))
 
@@ -879,7 +885,7 @@ def gather_text(text: str) -> list[str]:
 {%- endif %}
 
 
-def add_up(tensor: Tensor) -> None:
+def all_reduce_sum(tensor: Tensor) -> None:
     """Replace ``tensor`` by its sum over all processes, and wait for that."""
 {%- if native %}
     if dist.is_initialized():
@@ -909,7 +915,7 @@ def weights_difference(model: nn.Module) -> float:
 {%- if native and launcher in ("torchrun", "mpirun", "kubernetes") %}
 
 
-def end_with_launcher() -> None:
+def die_with_parent() -> None:
     """Let the kernel send SIGTERM to this process when its launcher dies, so that it does not go on as an orphan."""
     if sys.platform == "linux" and launched():
         pr_set_pdeathsig = 1

@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import nn
 
 from . import distributed
-from .config import Config, Refused
+from .config import Config, UsageError
 from .data import check_batch_size, import_torchvision, processes
 from .distributed import Check
 
@@ -43,10 +43,10 @@ def examine(config: Config, here: bool = True) -> Iterator[Check]:
 
 
 def preflight(config: Config, here: bool = True) -> None:
-    """Raise Refused with the first check that fails, in one sentence."""
+    """Raise UsageError with the first check that fails, in one sentence."""
     for check in examine(config, here):
         if not check.ok:
-            raise Refused(f"{check.found}: {check.fix}", check.exit_code)
+            raise UsageError(f"{check.found}: {check.fix}", check.exit_code)
 
 
 def doctor(config: Config, as_json: bool = False) -> int:
@@ -57,7 +57,7 @@ def doctor(config: Config, as_json: bool = False) -> int:
     """
     if distributed.launched():
         return distributed.run(exchange, config, as_json)
-    nproc_per_node = config.distributed.nproc_per_node or distributed.usual_processes(config.distributed)
+    nproc_per_node = config.distributed.nproc_per_node or distributed.default_nproc_per_node(config.distributed)
     config = replace(config, distributed=replace(config.distributed, nproc_per_node=nproc_per_node))
     checks = list(examine(config))
     measured: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def _time_all_reduce(numel: int, repetitions: int) -> float:
     seconds = []
     for _ in range(repetitions + 1):
         started = time.perf_counter()
-        distributed.add_up(tensor)
+        distributed.all_reduce_sum(tensor)
         seconds.append(time.perf_counter() - started)
         tensor.fill_(1.0)
     return statistics.median(seconds[1:])
@@ -114,7 +114,7 @@ def _weights_difference_after_a_step(config: Config) -> float:
     torch.manual_seed(idist.get_rank())
     layer = nn.Linear(16, 16)
     model = distributed.wrap_model(layer)
-    optimizer = distributed.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, micro_batches=1)
+    optimizer = distributed.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, accumulation_steps=1)
     model(torch.randn(8, 16, device=idist.device())).square().mean().backward()
     distributed.optimizer_step(optimizer, torch.amp.GradScaler(enabled=False))
     return distributed.weights_difference(layer)
@@ -175,11 +175,11 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
 
 
 def _batch_check(config: Config) -> Check:
-    world_sizes = distributed.planned_world_sizes(config.distributed)
+    world_sizes = distributed.possible_world_sizes(config.distributed)
     found = f"{config.data.batch_size} samples over {processes(world_sizes)}"
     try:
-        check_batch_size(config.data.batch_size, world_sizes, config.optim.micro_batches)
-    except Refused as refused:
+        check_batch_size(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
+    except UsageError as refused:
         reason, _, fix = str(refused).partition(": ")
         return Check("global batch", False, reason, fix, refused.exit_code)
     return Check("global batch", True, found)
@@ -189,7 +189,7 @@ def _data_check(config: Config) -> Check:
     if config.data.dataset in ("cifar10", "folder"):
         try:
             import_torchvision(config.data.dataset)
-        except Refused as refused:
+        except UsageError as refused:
             reason, _, fix = str(refused).partition(": ")
             return Check("data", False, reason, fix, refused.exit_code)
     return Check("data", True, config.data.dataset)

@@ -27,7 +27,7 @@ def create_trainer(
     """
     device = idist.device()
     dtype = AUTOCAST_TYPES[config.train.amp]
-    parts, clip_norm = config.optim.micro_batches, config.optim.clip_norm
+    parts, clip_norm = config.optim.accumulation_steps, config.optim.clip_norm
 
     def step(engine: Engine, batch: Batch) -> Tensor:
         images = batch[0].to(device, non_blocking=True)
@@ -36,7 +36,7 @@ def create_trainer(
         losses = []
         for part in range(parts):
             # The processes exchange gradients once for each step, with the last part.
-            with distributed.local_gradients(model, enabled=part < parts - 1):
+            with distributed.no_sync(model, enabled=part < parts - 1):
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     loss = loss_function(model(images[part::parts]), labels[part::parts]) / parts
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -24,8 +24,8 @@ from ignite.handlers import Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import distributed, early
-from .config import Config, Refused, changed_settings, to_dict
+from . import distributed, early_signals
+from .config import Config, UsageError, changed_settings, to_dict
 from .engines import LossMeter
 
 logger = logging.getLogger(__package__)
@@ -43,7 +43,7 @@ class RunDirectory:
         """Open the folder on every rank.
 
         Raises:
-            Refused: if it cannot be written, or holds a run although ``train.resume`` is none.
+            UsageError: if it cannot be written, or holds a run although ``train.resume`` is none.
         """
         self.config = config
         self.path = Path(config.train.run_dir)
@@ -57,7 +57,7 @@ class RunDirectory:
         if idist.get_world_size() > 1:
             refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
         if refusal:
-            raise Refused(refusal, 1)
+            raise UsageError(refusal, 1)
         self._start_logging()
 {%- if cookiecutter.tracker == "tensorboard" %}
         if self.writes:
@@ -110,7 +110,7 @@ class RunDirectory:
         """Return the checkpoint to go on from, the same on every rank, as ``train.resume`` says.
 
         Raises:
-            Refused: if the file that was asked for is not there.
+            UsageError: if the file that was asked for is not there.
         """
         resume = self.config.train.resume
         found: Path | None = None
@@ -120,7 +120,7 @@ class RunDirectory:
         elif resume != "none":
             found = Path(resume)
             if not found.is_file():
-                raise Refused(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
+                raise UsageError(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
         if idist.get_world_size() > 1:
             # A node with an older view of the file system must not start from another one.
             found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
@@ -147,7 +147,7 @@ class RunDirectory:
         """Tell every rank whether summary.json is that of so many steps."""
         file = self.path / "summary.json"
         missing = self.writes and not (file.exists() and json.loads(file.read_text()).get("iteration") == iteration)
-        return not distributed.any_process(missing)
+        return not distributed.all_reduce_any(missing)
 
     def mark_stopped(self) -> None:
         """Leave a mark for those who cannot see the exit code: the run has a checkpoint, and wants to go on."""
@@ -259,17 +259,17 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     """Give ``objects`` their state from ``path``; every rank reads the same file.
 
     Raises:
-        Refused: if the file is not a checkpoint of this model.
+        UsageError: if the file is not a checkpoint of this model.
     """
     if not path.is_file():
-        raise Refused(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
+        raise UsageError(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
     try:
         Checkpoint.load_objects(objects, torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError:
-        raise Refused(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
+        raise UsageError(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
     except Exception as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-        raise Refused(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
+        raise UsageError(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
 
 
 def forget_lost_files(folder: Path, *checkpoints: Checkpoint) -> None:
@@ -344,7 +344,7 @@ class StopSignals:
 
         @trainer.on(Events.ITERATION_COMPLETED(every=every))
         def stop_if_agreed() -> None:
-            if trainer.state.iteration < last_step and distributed.any_process(self.received is not None):
+            if trainer.state.iteration < last_step and distributed.all_reduce_any(self.received is not None):
                 save(trainer)
                 step = trainer.state.iteration
                 logger.info("stopped by a signal after step %s, checkpoint saved: the same command goes on", step)
@@ -364,7 +364,7 @@ class StopSignals:
             return
         numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
         previous = {number: signal.signal(number, remember) for number in numbers}
-        self.received = next(iter(early.received), self.received)
+        self.received = next(iter(early_signals.received), self.received)
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from .config import Config, Refused
+from .config import Config, UsageError
 from .data import TrainingBatches, create_datasets
 
 EPOCHS = 2
@@ -17,10 +17,10 @@ def shards(config: Config, world_size: int) -> int:
     """Print what each of ``world_size`` ranks reads in the first two epochs; return the exit code, 0 if all is well.
 
     Raises:
-        Refused: if the global batch is not divisible by the world size.
+        UsageError: if the global batch is not divisible by the world size.
     """
     if world_size < 1:
-        raise Refused(f"--world-size is a number of processes, such as 2, not {world_size}")
+        raise UsageError(f"--world-size is a number of processes, such as 2, not {world_size}")
     size = len(create_datasets(config.data)[0])
     table = Table(title=f"{config.data.dataset}: {size} samples, global batch {config.data.batch_size}", box=None)
     for title in ("epoch", "rank", "samples", "first ones"):
@@ -52,6 +52,6 @@ def shards(config: Config, world_size: int) -> int:
     left_out = size - steps * config.data.batch_size
     print(f"\n{steps} steps per epoch; padding: 0; left out of each epoch, others each time: {left_out}")
     if problems:
-        raise Refused("; ".join(problems), 1)
+        raise UsageError("; ".join(problems), 1)
     print("disjoint, complete and reshuffled: yes")
     return 0

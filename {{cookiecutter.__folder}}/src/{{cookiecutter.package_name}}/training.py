@@ -15,7 +15,7 @@ from ignite.handlers import CosineAnnealingScheduler, ParamScheduler, create_lr_
 from torch import nn
 
 from . import distributed, handlers
-from .config import Config, OptimConfig, Refused
+from .config import Config, OptimConfig, UsageError
 from .data import EvaluationBatches, TrainingBatches, check_batch_size, create_datasets, create_loader
 from .engines import LossMeter, create_evaluator, create_trainer
 from .model import create_model
@@ -26,16 +26,16 @@ logger = logging.getLogger(__package__)
 def training(local_rank: int, config: Config) -> int:
     """Train, evaluate after every epoch, and write the run directory.
 
-    Returns the exit code: 0, or ``distributed.STOPPED`` after a signal.
+    Returns the exit code: 0, or ``distributed.EXIT_RESUMABLE`` after a signal.
 
     Raises:
-        Refused: if the settings cannot work with these processes, data or checkpoints.
+        UsageError: if the settings cannot work with these processes, data or checkpoints.
     """
     run = handlers.RunDirectory(config)
     world_size = idist.get_world_size()
     logger.info("processes: %s on %s, backend %s", world_size, handlers.device_name(), idist.backend() or "none")
 
-    check_batch_size(config.data.batch_size, [world_size], config.optim.micro_batches)
+    check_batch_size(config.data.batch_size, [world_size], config.optim.accumulation_steps)
     train_set, val_set = create_datasets(config.data)
     batches = TrainingBatches(len(train_set), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(train_set, batches, config.data.num_workers)
@@ -50,7 +50,7 @@ def training(local_rank: int, config: Config) -> int:
         plain_model.compile()
     model = distributed.wrap_model(plain_model)
     optimizer = create_optimizer(plain_model, config.optim, world_size)
-    optimizer = distributed.wrap_optimizer(optimizer, plain_model, config.optim.micro_batches)
+    optimizer = distributed.wrap_optimizer(optimizer, plain_model, config.optim.accumulation_steps)
     scheduler = create_lr_scheduler(optimizer, round(config.optim.warmup_epochs * len(batches)), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
@@ -66,7 +66,7 @@ def training(local_rank: int, config: Config) -> int:
         run.take_up_records(trainer.state.iteration)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
         if trainer.state.epoch_length != len(batches):
-            raise Refused(
+            raise UsageError(
                 f"an epoch of {resumed_from} has {trainer.state.epoch_length} steps, with these settings it has "
                 f"{len(batches)}: keep data.dataset and data.batch_size, or choose another train.run_dir"
             )
@@ -134,7 +134,7 @@ def training(local_rank: int, config: Config) -> int:
         trainer.run(train_loader, max_epochs=config.train.epochs)
     if signals.stopped:
         run.mark_stopped()
-        return distributed.STOPPED
+        return distributed.EXIT_RESUMABLE
     return finish(run, plain_model, resumed_from)
 
 
@@ -142,12 +142,14 @@ def finish(run: handlers.RunDirectory, model: nn.Module, resumed_from: Path | No
     """Compare the ranks' weights, and write what a finished run leaves; return the exit code.
 
     Raises:
-        Refused: if the weights differ.
+        UsageError: if the weights differ.
     """
     difference = distributed.weights_difference(model)
     run.finish({"resumed_from": str(resumed_from) if resumed_from else None, "weights_difference": difference})
     if difference:
-        raise Refused(f"the ranks ended with weights that differ by {difference:g}: check how the model is wrapped", 1)
+        raise UsageError(
+            f"the ranks ended with weights that differ by {difference:g}: check how the model is wrapped", 1
+        )
     logger.info("done: the curves and the checkpoints are in %s", run.path)
     return 0
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
-from .config import Refused
+from .config import UsageError
 
 LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
@@ -26,33 +26,33 @@ def meet(nnodes: int, timeout_s: float) -> int:
     A node waits for the others for a minute, or ``timeout_s`` if that is less.
 
     Raises:
-        Refused: in one sentence, if they cannot.
+        UsageError: in one sentence, if they cannot.
     """
     limit_s = min(LIMIT_S, timeout_s)
     host, address = platform.node(), own_address()
     master, text = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "29500")
     if not (text.isdecimal() and 0 < int(text) < 2**16):
-        raise Refused(f"MASTER_PORT is the number of a port, such as 29500, not {text}")
+        raise UsageError(f"MASTER_PORT is the number of a port, such as 29500, not {text}")
     port = int(text)
     if not master:
-        raise Refused("set MASTER_ADDR to the host name of one node, the same on each of them")
+        raise UsageError("set MASTER_ADDR to the host name of one node, the same on each of them")
     try:
         master_address = socket.gethostbyname(master)
     except OSError:
-        raise Refused(f"{host} cannot resolve MASTER_ADDR {master}: add it to /etc/hosts or to the DNS", 1) from None
+        raise UsageError(f"{host} cannot resolve MASTER_ADDR {master}: add it to /etc/hosts or to the DNS", 1) from None
     if address.startswith("127."):
         sentence = f"{host} resolves to {address} here, where other nodes cannot reach it"
-        raise Refused(f"{sentence}: mend /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface they can reach", 1)
+        raise UsageError(f"{sentence}: mend /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface they can reach", 1)
 
     is_master = _is_mine(master_address)
     try:
         store = TCPStore(master, port, is_master=is_master, timeout=timedelta(seconds=limit_s), wait_for_workers=False)
     except (DistNetworkError, DistStoreError) as error:
         if is_master:
-            raise Refused(f"{host} cannot listen on port {port} ({error}): choose another MASTER_PORT", 1) from None
+            raise UsageError(f"{host} cannot listen on port {port} ({error}): choose another MASTER_PORT", 1) from None
         sentence = f"{host} cannot reach {master_address}:{port} within {limit_s:.0f} s"
         fix = f"call this on {master} too, and open port {port} in its firewall"
-        raise Refused(f"{sentence}: {fix}", 1) from None
+        raise UsageError(f"{sentence}: {fix}", 1) from None
 
     with socket.create_server((address, 0)) as server:
         number = store.add("nodes", 1) - 1
@@ -72,13 +72,13 @@ def meet(nnodes: int, timeout_s: float) -> int:
             with suppress(DistNetworkError, DistStoreError):
                 came = store.add("nodes", 0)
             sentence = f"{came} of {nnodes} nodes came within {limit_s:.0f} s: call this on each of them"
-            raise Refused(sentence, 1) from None
+            raise UsageError(sentence, 1) from None
         if is_master:
             _wait_for(store, nnodes, limit_s)
     failures = "; ".join(sentence for sentence in sentences if sentence)
     if failures:
         fix = "let host names resolve to addresses that the others reach, set GLOO_SOCKET_IFNAME, or open the firewall"
-        raise Refused(f"{failures}: {fix}", 1)
+        raise UsageError(f"{failures}: {fix}", 1)
     hosts = ", ".join(sorted(f"{node['host']} {node['address']}" for node in (place, *others)))
     print(f"every node reaches every other one: {hosts}")
     return 0
@@ -88,7 +88,7 @@ def own_address() -> str:
     """Return the address at which gloo lets other nodes reach this one: of GLOO_SOCKET_IFNAME, else of its host name.
 
     Raises:
-        Refused: if there is none.
+        UsageError: if there is none.
     """
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         get_address = 0x8915  # SIOCGIFADDR of Linux
@@ -98,12 +98,14 @@ def own_address() -> str:
             except OSError:
                 names = ", ".join(name for _, name in socket.if_nameindex())
                 sentence = f"GLOO_SOCKET_IFNAME {interface} has no IPv4 address here: choose one of {names}"
-                raise Refused(sentence, 1) from None
+                raise UsageError(sentence, 1) from None
         return socket.inet_ntoa(answer[20:24])
     try:
         return socket.gethostbyname(platform.node())
     except OSError:
-        raise Refused(f"{platform.node()} cannot resolve its own name: add it to /etc/hosts or to the DNS", 1) from None
+        raise UsageError(
+            f"{platform.node()} cannot resolve its own name: add it to /etc/hosts or to the DNS", 1
+        ) from None
 
 
 def _is_mine(address: str) -> bool:
