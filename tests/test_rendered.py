@@ -29,7 +29,7 @@ FILES: dict[Condition, str] = {
         .ddl-template.json .gitignore .pre-commit-config.yaml README.md noxfile.py pyproject.toml
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
-        src/PKG/__init__.py src/PKG/__main__.py src/PKG/config.py src/PKG/data.py src/PKG/distributed.py
+        src/PKG/__init__.py src/PKG/__main__.py src/PKG/checks.py src/PKG/config.py src/PKG/data.py src/PKG/distributed.py
         src/PKG/doctor.py src/PKG/early_signals.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/connectivity.py
         src/PKG/shards.py
         src/PKG/training.py

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from {{ cookiecutter.package_name }}.checks import check_batch_size
 from {{ cookiecutter.package_name }}.config import DataConfig, UsageError
 from {{ cookiecutter.package_name }}.data import (
     EVALUATION_BATCH_SIZE,
     EvaluationBatches,
     ImageDataset,
     TrainingBatches,
-    check_batch_size,
     create_datasets,
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from . import distributed
+from .checks import check_batch_size
 from .config import DataConfig, UsageError
 
 Indices = npt.NDArray[np.int64]
@@ -153,22 +154,6 @@ class EvaluationBatches:
 
     def __iter__(self) -> Iterator[Indices]:
         return iter(self.batches)
-
-
-def check_batch_size(batch_size: int, world_sizes: Sequence[int], accumulation_steps: int = 1) -> None:
-    """Raise UsageError, with the two nearest sizes that work, unless the batch can be cut for all of ``world_sizes``."""
-    parts = math.lcm(*world_sizes) * accumulation_steps
-    if batch_size % parts:
-        lower = batch_size // parts * parts
-        choices = f"{lower} or {lower + parts}" if lower else str(parts)
-        by = processes(world_sizes) + (f" x {accumulation_steps} accumulation steps" if accumulation_steps > 1 else "")
-        raise UsageError(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
-
-
-def processes(numbers: Sequence[int]) -> str:
-    """Return "1 process", "2 processes", or "2, 4 and 6 processes"."""
-    *some, last = numbers
-    return f"{', '.join(map(str, some))}{' and ' if some else ''}{last} process{'es' if last > 1 else ''}"
 
 
 @lru_cache(maxsize=2)

