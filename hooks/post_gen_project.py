@@ -1,47 +1,63 @@
-"""Remove what the answers leave out, then say the next two commands. Needs no network and installs nothing."""
+"""Lay what the answers add over the project, then say the next commands. Needs no network and installs nothing.
+
+choices/QUESTION/ANSWER/ holds what one answer adds, each file at its final path. Two names in it are reserved:
+parts/ holds pieces that README.md and the like include, and with/QUESTION/ANSWER/ what two answers add together.
+"""
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
-LAUNCHER = ANSWERS["__launcher"]
+CHOICES = Path("choices")
+RESERVED = ("parts", "with")
 
-# Every path of the template that only some answers keep.
-KEEP_IF = {
-    "scripts/train.sbatch": LAUNCHER == "slurm",
-    "scripts/trainjob.yaml": LAUNCHER == "kubernetes",
-    "scripts/job.yaml": LAUNCHER == "kubernetes",
-    "scripts/volume.yaml": LAUNCHER == "kubernetes",
-    "scripts/manifest.py": LAUNCHER == "kubernetes",
-    "scripts/install_horovod.sh": ANSWERS["__backend"] == "horovod",
-    "LICENSE": ANSWERS["license"] != "none",
-    "Dockerfile": ANSWERS["use_docker"],
-    ".dockerignore": ANSWERS["use_docker"],
-    ".github": ANSWERS["use_github_actions"],
-    "notebooks": ANSWERS["use_notebook"],
-}
 
-for name, keep in KEEP_IF.items():
-    path = Path(name)
-    if keep:
-        continue
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+def answer(question: str) -> str:
+    """Return what was chosen; what "auto" stands for is kept under a private name."""
+    chosen = ANSWERS.get(f"__{question}", ANSWERS.get(question))
+    return str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
 
-# What README.md has to say before the first command.
-FIRST = {
-    "mpi": "after a torch that was built with MPI, see README.md:",
-    "kubernetes": "after an image and a volume, see README.md:",
-}
-first = FIRST.get(ANSWERS["__backend"], FIRST.get(LAUNCHER, "Next:"))
-horovod = "\n  scripts/install_horovod.sh" if ANSWERS["__backend"] == "horovod" else ""
 
-print(f"""
-{ANSWERS["project_slug"]} is ready ({ANSWERS["hardware"]}, {ANSWERS["__backend"]}, {LAUNCHER}). {first[0].upper() + first[1:]}
+def chosen_folders() -> Iterator[Path]:
+    """Yield the folder of every answer, after the base that it shares with others; not all of them need exist."""
+    for question in sorted(folder.name for folder in CHOICES.iterdir()):
+        chosen = answer(question)
+        for name in (ANSWERS["_bases"].get(question, {}).get(chosen), chosen):
+            if name is not None:
+                folder = CHOICES / question / name
+                yield folder
+                yield from (
+                    pair for pair in sorted(folder.glob("with/*/*")) if answer(pair.parent.name) == pair.name
+                )
 
-  cd {ANSWERS["project_slug"]} && python3 -m pip install -e ".[dev]"{horovod}
-  scripts/train.sh
-""")
+
+def lay(folder: Path) -> None:
+    """Move the files of one folder to where they belong in the project."""
+    for source in sorted(folder.rglob("*")):
+        path = source.relative_to(folder)
+        if source.is_dir() or path.parts[0] in RESERVED:
+            continue
+        if path.exists():
+            sys.exit(f"ddl-template: {source} would replace {path}, which another choice brings too.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(path)
+
+
+if __name__ == "__main__":
+    for chosen in chosen_folders():
+        lay(chosen)
+    shutil.rmtree(CHOICES)
+
+    backend, launcher, slug = answer("backend"), answer("launcher"), ANSWERS["project_slug"]
+    # What README.md has to say before the first command, and what follows the installation.
+    before = next((ANSWERS["_before"][name] for name in (backend, launcher) if name in ANSWERS["_before"]), "")
+    installs = [ANSWERS["_install"][name] for name in (backend, launcher) if name in ANSWERS["_install"]]
+    lines = [f'cd {slug} && python3 -m pip install -e ".[dev]"', *installs, "scripts/train.sh"]
+    print(
+        f"\n{slug} is ready ({answer('hardware')}, {backend}, {launcher}). "
+        f"{f'After {before}, see README.md:' if before else 'Next:'}\n"
+    )
+    print("".join(f"  {line}\n" for line in lines))
