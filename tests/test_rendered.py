@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,10 @@ from baking import CONTEXT, FULL, BakedProject, Target, assert_parses, run, snap
 from conftest import Bake
 
 NL = "\n"
+# The Python of these tests comes first: it has what a dry run imports.
+COMMANDS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # The word that starts a training, where it is not the launcher's own name.
-STARTS = {"spawn": "python3", "slurm": "sbatch", "kubernetes": "kubectl"}
+STARTS = {"spawn": "python3", "slurm": "sbatch", "kubernetes": "scripts/manifest.py"}
 Condition = Callable[[dict[str, Any]], bool]
 
 
@@ -29,7 +32,10 @@ FILES: dict[Condition, str] = {
         .ddl-template.json .gitignore .pre-commit-config.yaml README.md noxfile.py pyproject.toml
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
-        src/PKG/__init__.py src/PKG/__main__.py src/PKG/checks.py src/PKG/config.py src/PKG/data.py src/PKG/distributed.py
+        src/PKG/__init__.py src/PKG/__main__.py src/PKG/checks.py src/PKG/collectives.py src/PKG/launch.py
+        src/PKG/config.py src/PKG/data.py
+        src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
+        src/PKG/distributed/launcher.py src/PKG/distributed/starter.py src/PKG/distributed/transport.py
         src/PKG/doctor.py src/PKG/early_signals.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/connectivity.py
         src/PKG/shards.py
         src/PKG/training.py
@@ -39,7 +45,10 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml",
     lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",
-    lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch",
+    lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch scripts/step-srun.sh",
+    lambda answers: answers["__launcher"] == "slurm" and answers["__starter"] == "torchrun": (
+        "scripts/step-torchrun.sh"
+    ),
     lambda answers: answers["__launcher"] == "kubernetes": """
         scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
         """,
@@ -53,7 +62,8 @@ PLACES = {
 }
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
-    r"src/\w+/distributed\.py|(scripts|configs|\.github)/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json"
+    r"src/\w+/distributed/(hardware|transport|backend|starter|launcher)\.py|scripts/(?!train\.sh).*|\.github/.*"
+    r"|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json"
 )
 # Words of a target, and who may say them.
 WORDS: dict[str, Callable[[Target], bool]] = {
@@ -87,9 +97,10 @@ EXCEPTIONS = [
         "torch brings CUDA along",
     ),
     (r".*/tests/conftest\.py", r"PJRT_DEVICE", "the tests hide the hardware of every target"),
-    (r"cpu-.*/distributed\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
-    (r"\w+-(gloo|nccl|mpi)-.*/distributed\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
-    (r"\w+-(?!xla).*/distributed\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
+    (r"cpu-.*/hardware\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
+    (r".*/distributed/backend\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
+    (r".*/distributed/backend\.py", r'torch\.device\("cuda"', "one source, every device"),
+    (r".*/checks\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
     (r"tpu-.*/connectivity\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
 ]
 
@@ -177,7 +188,12 @@ def test_no_file_speaks_of_another_target(full: dict[Target, BakedProject]) -> N
 
 def test_a_dry_run_prints_the_command_of_the_launcher(full: dict[Target, BakedProject]) -> None:
     for target, project in full.items():
-        done = run(tool("bash"), "scripts/train.sh", "--dry-run", cwd=project.path)
+        variables = {
+            "PATH": COMMANDS,
+            "PYTHONPATH": str(project.path / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        done = run(tool("bash"), "scripts/train.sh", "--dry-run", cwd=project.path, env=variables)
         assert done.returncode == 0 and not done.stderr, done.stderr
         command = shlex.split(done.stdout)
         assert STARTS.get(target.launcher, target.launcher) in command, target

@@ -61,7 +61,8 @@ def reason_not_to_start(processes: int) -> str:
     nproc = ["--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes)]
     config, _ = parse(parser, [*nproc, *distributed.TRIAL])
     # These processes need this machine alone, not the cluster.
-    needed = (check for check in examine(distributed.resolve(config)) if check.name != "cluster")
+    examined = examine(distributed.resolve(config), [processes])
+    needed = (check for check in examined if check.name != "cluster")
     return next((f"{check.found}: {check.fix}" for check in needed if not check.ok), "")
 
 

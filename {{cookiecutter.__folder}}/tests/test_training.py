@@ -18,7 +18,7 @@ import yaml
 from conftest import PACKAGE, PROJECT, Run, call, launch, train
 
 from {{ cookiecutter.package_name }} import distributed, early_signals
-from {{ cookiecutter.package_name }}.config import ModelConfig, OptimConfig
+from {{ cookiecutter.package_name }}.config import EXIT_RESUMABLE, ModelConfig, OptimConfig
 from {{ cookiecutter.package_name }}.model import create_model
 from {{ cookiecutter.package_name }}.training import create_lr_scheduler, create_optimizer
 
@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_to_where_an_uninterrupted_one_ends(tmp_path: Path
         while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == distributed.EXIT_RESUMABLE
+        assert process.wait(timeout=60) == EXIT_RESUMABLE
     finally:
         process.kill()
     parts = train(folder, 1, *settings)
@@ -117,7 +117,7 @@ def test_a_stopped_run_goes_on_to_where_an_uninterrupted_one_ends(tmp_path: Path
     assert_equal_weights(whole, parts, tolerance=0)
 
 
-@pytest.mark.parametrize(("steps", "code"), [(16, distributed.EXIT_RESUMABLE), (8, 0)])
+@pytest.mark.parametrize(("steps", "code"), [(16, EXIT_RESUMABLE), (8, 0)])
 def test_a_signal_after_the_last_step_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, code: int
 ) -> None:
@@ -126,7 +126,7 @@ def test_a_signal_after_the_last_step_stops_nothing(
     settings = (*ONE, "--train.log_every", "8", "--train.max_iterations", str(steps))
     answer = call("train", "--train.run_dir", str(folder), *settings)
     assert answer.code == code, answer.errors
-    assert (folder / "stopped").exists() == (code == distributed.EXIT_RESUMABLE)
+    assert (folder / "stopped").exists() == (code == EXIT_RESUMABLE)
     assert (folder / "summary.json").exists() == (code == 0)
 
 

@@ -1,4 +1,4 @@
-"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | doctor | shards``."""
+"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | doctor | shards | launch``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from . import early_signals
+from . import distributed, early_signals
 from .config import UsageError, add_settings, parse
+from .distributed import starter
+from .launch import launch
 
 COMMANDS = {
-    "train": "Train in this process, or in those that the launcher starts; scripts/train.sh calls it.",
+    "train": "Train in this process, or in those that the launcher starts.",
     "evaluate": "Measure a checkpoint on the validation set.",
     "doctor": "Is this machine ready? One line for each check, and the fix for the first one that fails.",
+    "launch": "Start a training with the project's launcher, as scripts/train.sh does.",
     "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
 }
 USAGE = f"usage: python -m {__package__} COMMAND [--help]\n\ncommands:\n"
@@ -42,6 +45,10 @@ def run_command(command: str, arguments: list[str]) -> int:
     """
     if command not in COMMANDS:
         raise UsageError(f"there is no command {command}: the valid ones are {', '.join(COMMANDS)}")
+    if command == "launch":
+        return launch(arguments)
+    if starter.DIES_WITH_PARENT and distributed.launched():
+        early_signals.die_with_parent()
     program = f"python -m {__package__} {command}"
     parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
@@ -50,25 +57,23 @@ def run_command(command: str, arguments: list[str]) -> int:
         arguments = with_settings_of_the_run(arguments)
     elif command == "doctor":
         parser.add_argument("--quiet", action="store_true", help="say only what is wrong, in one sentence")
-        elsewhere = "say only what is wrong with the settings: the training will run on another machine"
-        parser.add_argument("--elsewhere", action="store_true", help=elsewhere)
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-        nnodes = "call it on each of so many nodes: can they reach each other at MASTER_ADDR and MASTER_PORT?"
+        nnodes = "run it on each of so many nodes: can they reach each other at MASTER_ADDR and MASTER_PORT?"
         parser.add_argument("--nnodes", type=int, default=1, help=nnodes)
         parser.add_argument("--exchange", action="store_true", help="only exchange tensors between the processes")
     elif command == "shards":
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
     config, options = parse(parser, arguments)
 
-    if command == "train":
-        early_signals.remember()
     # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Its sockets warn of every address that has no name; errors are still said.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from . import connectivity, distributed, doctor, shards, training
-
     config = distributed.resolve(config)
+    if command == "train":
+        early_signals.remember()
+    from . import connectivity, doctor, shards, training
+
     if command == "train":
         if not distributed.launched():
             doctor.preflight(config)
@@ -81,10 +86,7 @@ def run_command(command: str, arguments: list[str]) -> int:
         return connectivity.meet(int(str(options["nnodes"])), config.distributed.timeout_s)
     if options["exchange"]:
         return distributed.run(doctor.exchange, config)
-    if options["quiet"] or options["elsewhere"]:
-        doctor.preflight(config, here=not options["elsewhere"])
-        return 0
-    return doctor.doctor(config, as_json=bool(options["json"]))
+    return doctor.doctor(config, as_json=bool(options["json"]), quiet=bool(options["quiet"]))
 
 
 def with_settings_of_the_run(arguments: list[str]) -> list[str]:

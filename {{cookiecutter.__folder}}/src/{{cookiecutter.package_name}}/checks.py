@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import re
 import shutil
 import socket
 import tempfile
@@ -58,6 +61,22 @@ def batch_check(config: Config, world_sizes: Sequence[int]) -> Check:
     return Check("global batch", True, f"{config.data.batch_size} samples over {processes(world_sizes)}")
 
 
+def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True) -> Iterator[Check]:
+    """Yield what the settings require for each number of processes that a training may have; ``here``, of this machine."""
+    yield batch_check(config, world_sizes)
+    if here:
+        yield data_check(config)
+        yield run_dir_check(Path(config.train.run_dir))
+
+
+def data_check(config: Config) -> Check:
+    """Tell whether the data can be read."""
+    if config.data.dataset in ("cifar10", "folder") and not importlib.util.find_spec("torchvision"):
+        found = f"data.dataset {config.data.dataset} needs torchvision"
+        return Check("data", False, found, "pip install -e '.[vision]'")
+    return Check("data", True, config.data.dataset)
+
+
 def run_dir_check(run_dir: Path) -> Check:
     """Tell whether the run directory, or the folder in which it will be made, can be written."""
     existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
@@ -85,6 +104,50 @@ def port_check(port: str) -> Check:
             reason = getattr(error, "strerror", error)
             return Check("port", False, f"MASTER_PORT {port}: {reason}", "set it to a free port, or unset it")
     return Check("port", True, f"MASTER_PORT {port} is free")
+
+
+def local_port_check() -> Iterator[Check]:
+    """Yield whether MASTER_PORT is free, if it is set and this machine is where the processes meet."""
+    if "MASTER_PORT" in os.environ and os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
+        yield port_check(os.environ["MASTER_PORT"])
+
+
+def refuse_foreign_launchers(launcher: str) -> None:
+    """Refuse to be one of several processes of a launcher that this project does not know: each would train alone.
+
+    Raises:
+        UsageError: always, if the environment tells of another one than ``launcher``.
+    """
+    names = [name for name in os.environ if re.fullmatch(r"\w+(?<!NODE)_RANK(ID)?", name)]
+    names += ["SLURM_PROCID"] if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 else []
+    if names:
+        raise UsageError(
+            f"{names[0]} tells that another launcher than {launcher} started this process, and each of its "
+            "processes would train alone: start them with scripts/train.sh"
+        )
+
+
+def number_in_environment(name: str, meaning: str) -> int | None:
+    """Return a number from the environment, or None if it is not set.
+
+    Raises:
+        UsageError: if it is not a number.
+    """
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise UsageError(f"{name} is {meaning}, such as 2, not {text}")
+    return int(text)
+
+
+def number_of_nodes() -> int:
+    """Return NNODES, or 1.
+
+    Raises:
+        UsageError: if it is not a number.
+    """
+    return number_in_environment("NNODES", "a number of nodes") or 1
 
 
 def free_port() -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+PACKAGE = str(__package__)
+# The exit code of a training that stopped on a signal after a checkpoint: the same command resumes it.
+EXIT_RESUMABLE = 85
 DEFAULT_CONFIG = Path("configs/default.yaml")
 
 Backend = Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"]
@@ -139,6 +143,38 @@ class DistributedConfig:
             _require_at_least(1, distributed__nproc_per_node=self.nproc_per_node)
         if self.timeout_s <= 0:
             raise ValueError(f"distributed.timeout_s must be positive, not {self.timeout_s}")
+
+
+class Size(NamedTuple):
+    """How many processes train together."""
+
+    nnodes: range
+    """every number of nodes that there may be; more than one where nodes come and go"""
+    nproc_per_node: int | None
+    """None: as many as the backend finds devices"""
+
+    def world_sizes(self) -> list[int]:
+        """Return every number of processes that there may be."""
+        return [nnodes * (self.nproc_per_node or 1) for nnodes in self.nnodes]
+
+
+class Ranks(NamedTuple):
+    """Which of the processes that train together this one is."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @classmethod
+    def from_environment(cls, rank: str, world_size: str, local_rank: str, local_world_size: str) -> Ranks | None:
+        """Return the numbers that these variables begin with; None if one of the first three has none."""
+        names = (rank, world_size, local_rank, local_world_size)
+        found = [re.match(r"\d+", os.environ.get(name, "")) for name in names]
+        numbers = [int(match[0]) for match in found if match]
+        if not all(found[:3]):
+            return None
+        return cls(numbers[0], numbers[1], numbers[2], numbers[3] if found[3] else numbers[1])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from . import distributed
+from . import collectives
 from .checks import check_batch_size
 from .config import DataConfig, UsageError
 
@@ -230,7 +230,7 @@ def _digits(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
 
 def _cifar10(config: DataConfig) -> tuple[ImageDataset, ImageDataset]:
     cifar10 = import_torchvision("cifar10").datasets.CIFAR10
-    distributed.local_rank_zero_first(lambda: cifar10(config.root, download=True), "download CIFAR-10")
+    collectives.local_rank_zero_first(lambda: cifar10(config.root, download=True), "download CIFAR-10")
 
     def part(train: bool) -> ImageDataset:
         source = cifar10(config.root, train=train)

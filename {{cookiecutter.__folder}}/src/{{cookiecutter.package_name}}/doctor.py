@@ -9,9 +9,8 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ignite.distributed as idist
@@ -20,43 +19,47 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from . import distributed
-from .checks import Check, batch_check, require, run_dir_check
-from .config import Config, UsageError
-from .data import import_torchvision
+from . import collectives, distributed
+from .checks import Check, require, setting_checks
+from .config import Config
+from .distributed import backend
+from .launch import planned_size, size_here
 
 # bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
 SIZES = ((1024, 50), (64 * 2**20, 5))
 EXCHANGE_LIMIT_S = 120.0
 
 
-def examine(config: Config, here: bool = True) -> Iterator[Check]:
-    """Yield every check that one process can make alone, the most basic first; ``here``, this machine's too."""
+def examine(config: Config, world_sizes: Sequence[int]) -> Iterator[Check]:
+    """Yield every check that one process can make alone, for each number of processes that there may be."""
     yield Check("versions", True, ", ".join(f"{name} {version}" for name, version in distributed.versions().items()))
-    if here:
-        yield from distributed.checks(config.distributed)
-    yield batch_check(config, distributed.possible_world_sizes(config.distributed))
-    if here:
-        yield _data_check(config)
-        yield run_dir_check(Path(config.train.run_dir))
+    yield from distributed.checks(config.distributed)
+    yield from setting_checks(config, world_sizes)
 
 
-def preflight(config: Config, here: bool = True) -> None:
-    """Raise UsageError with the first check that fails, in one sentence."""
-    require(examine(config, here))
+def preflight(config: Config) -> None:
+    """Raise UsageError with the first check that fails, in one sentence; ``train`` runs it before it starts processes."""
+    require(examine(config, distributed.possible_world_sizes(config.distributed)))
 
 
-def doctor(config: Config, as_json: bool = False) -> int:
+def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:
     """Print every check and the fix of the first that fails; return the exit code.
 
-    If all is well so far, as many processes as ``scripts/train.sh`` would start here exchange tensors. Called in
+    If all is well so far, as many processes as ``scripts/train.sh`` would start here exchange tensors. Run in
     processes that a launcher has started, on many nodes for example, those exchange them.
+
+    Raises:
+        UsageError: if ``quiet``, with the first check that fails, and without an exchange.
     """
     if distributed.launched():
         return distributed.run(exchange, config, as_json)
-    nproc_per_node = config.distributed.nproc_per_node or distributed.default_nproc_per_node(config.distributed)
+    nproc_per_node = config.distributed.nproc_per_node or size_here().nproc_per_node or 1
     config = replace(config, distributed=replace(config.distributed, nproc_per_node=nproc_per_node))
-    checks = list(examine(config))
+    examined = examine(config, planned_size(nproc_per_node).world_sizes())
+    if quiet:
+        require(examined)
+        return 0
+    checks = list(examined)
     measured: dict[str, Any] = {}
     if nproc_per_node > 1 and all(check.ok for check in checks):
         measured = _measure_here(config, nproc_per_node)
@@ -72,7 +75,7 @@ def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
     measured: dict[str, Any] = {"world_size": world_size, "nnodes": idist.get_nnodes()}
     mine = {"host": platform.node(), **distributed.versions()}
     # The versions first: where they differ, what comes next may fail, and they say why.
-    everyones = [json.loads(text) for text in distributed.gather_text(json.dumps(mine))]
+    everyones = backend.all_gather_object(mine)
     measured["hosts"] = sorted({other["host"] for other in everyones})
     measured["versions_differ"] = {
         name: [other.get(name) for other in everyones]
@@ -100,7 +103,7 @@ def _time_all_reduce(numel: int, repetitions: int) -> float:
     seconds = []
     for _ in range(repetitions + 1):
         started = time.perf_counter()
-        distributed.all_reduce_sum(tensor)
+        backend.all_reduce_sum(tensor)
         seconds.append(time.perf_counter() - started)
         tensor.fill_(1.0)
     return statistics.median(seconds[1:])
@@ -110,11 +113,11 @@ def _weights_difference_after_a_step(config: Config) -> float:
     """Train one step from other weights and other data in each process; return by how much they differ then."""
     torch.manual_seed(idist.get_rank())
     layer = nn.Linear(16, 16)
-    model = distributed.wrap_model(layer)
-    optimizer = distributed.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, accumulation_steps=1)
+    model = backend.wrap_model(layer)
+    optimizer = backend.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, accumulation_steps=1)
     model(torch.randn(8, 16, device=idist.device())).square().mean().backward()
-    distributed.optimizer_step(optimizer, torch.amp.GradScaler(enabled=False))
-    return distributed.weights_difference(layer)
+    backend.optimizer_step(optimizer, torch.amp.GradScaler(enabled=False))
+    return collectives.weights_difference(layer)
 
 
 def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
@@ -152,7 +155,7 @@ def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
         yield Check(f"all-reduce {size}", True, found)
     difference = measured["weights_difference"]
     found = "equal on every process after a step" if not difference else f"differ by {difference:g} after a step"
-    yield Check("weights", not difference, found, "check how distributed.py wraps the model")
+    yield Check("weights", not difference, found, "check how distributed/backend.py wraps the model")
 
 
 def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None:
@@ -169,13 +172,3 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
         table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]no[/]", check.found)
     Console().print(table)
     print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")
-
-
-def _data_check(config: Config) -> Check:
-    if config.data.dataset in ("cifar10", "folder"):
-        try:
-            import_torchvision(config.data.dataset)
-        except UsageError as refused:
-            reason, _, fix = str(refused).partition(": ")
-            return Check("data", False, reason, fix, refused.exit_code)
-    return Check("data", True, config.data.dataset)

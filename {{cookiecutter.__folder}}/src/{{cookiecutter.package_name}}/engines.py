@@ -10,9 +10,9 @@ from ignite.engine import Engine, Events
 from ignite.metrics import Accuracy, Loss
 from torch import Tensor, nn
 
-from . import distributed
 from .config import Config
 from .data import Batch
+from .distributed import backend
 from .model import loss_function
 
 AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,12 +36,12 @@ def create_trainer(
         losses = []
         for part in range(parts):
             # The processes exchange gradients once for each step, with the last part.
-            with distributed.no_sync(model, enabled=part < parts - 1):
+            with backend.no_sync(model, enabled=part < parts - 1):
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     loss = loss_function(model(images[part::parts]), labels[part::parts]) / parts
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-        distributed.optimizer_step(optimizer, scaler, clip_norm)
+        backend.optimizer_step(optimizer, scaler, clip_norm)
         return losses[0] if parts == 1 else torch.stack(losses).sum()
 
     trainer = Engine(step)

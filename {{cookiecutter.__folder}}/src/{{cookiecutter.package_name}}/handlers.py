@@ -24,8 +24,9 @@ from ignite.handlers import Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import distributed, early_signals
+from . import collectives, distributed, early_signals
 from .config import Config, UsageError, changed_settings, to_dict
+from .distributed import backend, hardware, launcher
 from .engines import LossMeter
 
 logger = logging.getLogger(__package__)
@@ -147,7 +148,7 @@ class RunDirectory:
         """Tell every rank whether summary.json is that of so many steps."""
         file = self.path / "summary.json"
         missing = self.writes and not (file.exists() and json.loads(file.read_text()).get("iteration") == iteration)
-        return not distributed.all_reduce_any(missing)
+        return not collectives.all_reduce_any(missing)
 
     def mark_stopped(self) -> None:
         """Leave a mark for those who cannot see the exit code: the run has a checkpoint, and wants to go on."""
@@ -162,8 +163,8 @@ class RunDirectory:
         last = self.records[-1] if self.records else {}
         place = {
             "backend": self.config.distributed.backend,
-            "launcher": distributed.LAUNCHER,
-            "hardware": distributed.HARDWARE,
+            "launcher": launcher.NAME,
+            "hardware": hardware.NAME,
             "device": device_name(),
             "world_size": idist.get_world_size(),
             "nnodes": idist.get_nnodes(),
@@ -238,7 +239,7 @@ def create_checkpoints(run: RunDirectory, trainer: Engine, state: dict[str, Any]
 
     best = Checkpoint(
         {"model": state["model"], "trainer": trainer},
-        distributed.disk_saver(run.checkpoints),
+        backend.disk_saver(run.checkpoints),
         filename_pattern="best_{global_step}.pt",
         global_step_transform=step,
         score_function=lambda engine: run.records[-1]["val_accuracy"],
@@ -246,7 +247,7 @@ def create_checkpoints(run: RunDirectory, trainer: Engine, state: dict[str, Any]
     )
     last = Checkpoint(
         {**state, "best": best},
-        distributed.disk_saver(run.checkpoints),
+        backend.disk_saver(run.checkpoints),
         filename_pattern="last_{global_step}.pt",
         global_step_transform=step,
         n_saved=2,
@@ -344,7 +345,7 @@ class StopSignals:
 
         @trainer.on(Events.ITERATION_COMPLETED(every=every))
         def stop_if_agreed() -> None:
-            if trainer.state.iteration < last_step and distributed.all_reduce_any(self.received is not None):
+            if trainer.state.iteration < last_step and collectives.all_reduce_any(self.received is not None):
                 save(trainer)
                 step = trainer.state.iteration
                 logger.info("stopped by a signal after step %s, checkpoint saved: the same command goes on", step)

@@ -14,10 +14,11 @@ from ignite.engine import Engine, Events
 from ignite.handlers import CosineAnnealingScheduler, ParamScheduler, create_lr_scheduler_with_warmup
 from torch import nn
 
-from . import distributed, handlers
+from . import collectives, handlers
 from .checks import check_batch_size
-from .config import Config, OptimConfig, UsageError
+from .config import EXIT_RESUMABLE, Config, OptimConfig, UsageError
 from .data import EvaluationBatches, TrainingBatches, create_datasets, create_loader
+from .distributed import backend
 from .engines import LossMeter, create_evaluator, create_trainer
 from .model import create_model
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__package__)
 def training(local_rank: int, config: Config) -> int:
     """Train, evaluate after every epoch, and write the run directory.
 
-    Returns the exit code: 0, or ``distributed.EXIT_RESUMABLE`` after a signal.
+    Returns the exit code: 0, or ``EXIT_RESUMABLE`` after a signal.
 
     Raises:
         UsageError: if the settings cannot work with these processes, data or checkpoints.
@@ -49,9 +50,9 @@ def training(local_rank: int, config: Config) -> int:
     plain_model = create_model(config.model, train_set.shape, train_set.num_classes)
     if config.train.compile:
         plain_model.compile()
-    model = distributed.wrap_model(plain_model)
+    model = backend.wrap_model(plain_model)
     optimizer = create_optimizer(plain_model, config.optim, world_size)
-    optimizer = distributed.wrap_optimizer(optimizer, plain_model, config.optim.accumulation_steps)
+    optimizer = backend.wrap_optimizer(optimizer, plain_model, config.optim.accumulation_steps)
     scheduler = create_lr_scheduler(optimizer, round(config.optim.warmup_epochs * len(batches)), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
@@ -135,7 +136,7 @@ def training(local_rank: int, config: Config) -> int:
         trainer.run(train_loader, max_epochs=config.train.epochs)
     if signals.stopped:
         run.mark_stopped()
-        return distributed.EXIT_RESUMABLE
+        return EXIT_RESUMABLE
     return finish(run, plain_model, resumed_from)
 
 
@@ -145,7 +146,7 @@ def finish(run: handlers.RunDirectory, model: nn.Module, resumed_from: Path | No
     Raises:
         UsageError: if the weights differ.
     """
-    difference = distributed.weights_difference(model)
+    difference = collectives.weights_difference(model)
     run.finish({"resumed_from": str(resumed_from) if resumed_from else None, "weights_difference": difference})
     if difference:
         raise UsageError(
@@ -181,7 +182,7 @@ def create_optimizer(model: nn.Module, config: OptimConfig, world_size: int) -> 
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.lr_scaling]
     lr = config.lr * factor
     logger.info("lr %g x %g = %g (%s)", config.lr, factor, lr, config.lr_scaling)
-    fused = distributed.FUSED_OPTIMIZER
+    fused = backend.FUSED_OPTIMIZER
     if config.name == "adamw":
         return torch.optim.AdamW(model.parameters(), lr, weight_decay=config.weight_decay, fused=fused)
     return torch.optim.SGD(

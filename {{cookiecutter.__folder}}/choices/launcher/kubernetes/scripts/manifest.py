@@ -1,7 +1,9 @@
-"""Print a manifest with the image, the size and the options of one training; scripts/train.sh calls it.
+"""Print a manifest with the image, the size and the options of one training, or apply it as scripts/train.sh does.
 
-usage: manifest.py MANIFEST [--section.field value ...]; IMAGE, NNODES and NPROC_PER_NODE change what the file says.
-       manifest.py --size MANIFEST prints its nodes and its processes on each of them.
+usage: manifest.py [--apply] MANIFEST [--section.field value ...]
+       manifest.py --size MANIFEST prints its nodes and its processes on each of them
+
+IMAGE, NNODES and NPROC_PER_NODE change what the file says.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -57,11 +60,20 @@ def refuse(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-def main() -> None:
-    """Print the manifest, or its size."""
+def apply(manifest: str, name: str) -> int:
+    """Let kubectl apply the manifest, and say how to follow its training; return the exit code."""
+    code = subprocess.run(["kubectl", "apply", "-f", "-"], input=manifest, text=True, check=False).returncode
+    if not code:
+        label = "job-name" if "kind: Job\n" in manifest else "jobset.sigs.k8s.io/jobset-name"
+        print(f"follow it with  kubectl logs -f -l {label}={name}")
+    return code
+
+
+def main() -> int:
+    """Print or apply the manifest, or print its size; return the exit code."""
     arguments = sys.argv[1:]
-    only_size = "--size" in arguments[:1]
-    file, *options = arguments[only_size:] or ["MANIFEST"]
+    mode = arguments.pop(0) if arguments[:1] in (["--size"], ["--apply"]) else ""
+    file, *options = arguments or ["MANIFEST"]
     if not Path(file).is_file():
         refuse(f"{file} is not a file: choose scripts/trainjob.yaml or scripts/job.yaml")
     image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
@@ -70,11 +82,12 @@ def main() -> None:
             refuse(f"{name} is a number, such as 2, not {text}")
     documents = list(yaml.safe_load_all(Path(file).read_text(encoding="utf-8")))
     sizes = [adapt(document, options, image, nodes, processes) for document in documents]
-    if only_size:
-        print(*max(sizes))
-    else:
-        print(yaml.safe_dump_all(documents, sort_keys=False), end="")
+    manifest = yaml.safe_dump_all(documents, sort_keys=False)
+    if mode == "--apply":
+        return apply(manifest, documents[-1]["metadata"]["name"])
+    print(*max(sizes)) if mode == "--size" else print(manifest, end="")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""How the processes meet and exchange: by Horovod, over gloo."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+import ignite.distributed as idist
+import torch
+from ignite.handlers import DiskSaver
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checks import Check
+from ..config import DistributedConfig, Ranks, UsageError
+from . import transport
+
+try:
+    import horovod.torch as hvd
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+except ImportError as error:
+    raise UsageError(f"Horovod is not built for this torch ({error}): {transport.FIX}", 1) from None
+
+Value = TypeVar("Value")
+
+# One kernel updates all weights, instead of several for each of them.
+FUSED_OPTIMIZER = True
+# What an exchange with a process says that has ended, or cannot be reached any more.
+PEER_LOST = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
+CONNECT_LIMIT_S = 60.0
+
+
+def checks(config: DistributedConfig) -> Iterator[Check]:
+    """Yield whether this Horovod can exchange."""
+    built = bool(hvd.gloo_built())
+    yield Check("backend", built, f"Horovod was built with{'' if built else 'out'} gloo", transport.FIX)
+
+
+def join(config: DistributedConfig, ranks: Ranks | None) -> None:
+    """Join the other processes, among which this one has ``ranks``; without ranks it trains alone.
+
+    Raises:
+        UsageError: if rank 0 cannot be reached.
+    """
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(max(round(config.timeout_s), 1))
+    # horovodrun serves the rendezvous itself.
+    if ranks and "HOROVOD_RANK" not in os.environ and not hvd.mpi_built():
+        _rendezvous(ranks)
+    idist.initialize("horovod")
+
+
+def _rendezvous(ranks: Ranks) -> None:
+    """Tell Horovod the ranks, and let rank 0 serve the rendezvous of all at MASTER_ADDR and MASTER_PORT."""
+    nodes = ranks.world_size // ranks.local_world_size
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
+    if nodes > 1 and "MASTER_ADDR" not in os.environ:
+        raise UsageError("set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there", 1)
+    told = {"RANK": ranks.rank, "SIZE": ranks.world_size, "LOCAL_RANK": ranks.local_rank}
+    told |= {"LOCAL_SIZE": ranks.local_world_size, "CROSS_RANK": ranks.rank // ranks.local_world_size}
+    told |= {"CROSS_SIZE": nodes, "GLOO_RENDEZVOUS_PORT": port}
+    os.environ.update({f"HOROVOD_{name}": str(number) for name, number in told.items()})
+    os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", HOROVOD_HOSTNAME=platform.node())
+    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = socket.gethostbyname(address)
+    if ranks.rank == 0:
+        try:
+            server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+        except OSError as error:
+            raise UsageError(f"MASTER_PORT {port}: {error.strerror}: set it to a free port", 1) from None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    deadline = time.monotonic() + CONNECT_LIMIT_S
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=1).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise UsageError(f"rank 0 does not answer at {address}:{port} ({error}): set MASTER_ADDR", 1) from None
+            time.sleep(0.1)
+
+
+def wrap_model(model: nn.Module) -> nn.Module:
+    """Move the model to this process's device and give it the weights of rank 0."""
+    model = model.to(idist.device())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return model
+
+
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
+    """Let the optimizer average the gradients over the processes, once for so many backward passes."""
+    wrapped: Optimizer = hvd.DistributedOptimizer(
+        optimizer, model.named_parameters(), backward_passes_per_step=accumulation_steps
+    )
+    return wrapped
+
+
+def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """Do nothing: the optimizer counts the backward passes itself."""
+    return nullcontext()
+
+
+def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+    """Update the weights.
+
+    Args:
+        scaler: has scaled the loss, and skips a step with infinite gradients.
+        clip_norm: scale the averaged gradients of all processes down to this norm.
+    """
+    # The gradients are averaged while the backward pass runs: wait for that before looking at them.
+    optimizer.synchronize()  # type: ignore[attr-defined]
+    scaler.unscale_(optimizer)
+    if clip_norm is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, clip_norm)
+    with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+        scaler.step(optimizer)
+    scaler.update()
+
+
+def all_reduce_sum(tensor: Tensor) -> None:
+    """Replace ``tensor`` by its sum over all processes, and wait for that."""
+    hvd.allreduce_(tensor, op=hvd.Sum)
+    # Reading a number waits for the device.
+    tensor.flatten()[0].item()
+
+
+def all_gather_object(value: Value) -> list[Value]:
+    """Return the values of all processes, by rank; they are pickled."""
+    values: list[Value] = hvd.allgather_object(value)
+    return values
+
+
+def disk_saver(folder: Path) -> DiskSaver:
+    """Return what writes checkpoints to ``folder``, from rank 0 alone."""
+    return DiskSaver(folder, require_empty=False)

@@ -1,0 +1,48 @@
+"""What is known of the backend without importing torch: mpi, for a torch that was built with MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..checks import Check
+from ..config import Backend
+
+NAME: Backend = "mpi"
+# Distributions that have to fit torch.
+PACKAGES: tuple[str, ...] = ()
+# What may carry the tensors; and what does on a CPU.
+CHOICES: tuple[Backend, ...] = (NAME,)
+ON_CPU: Backend = NAME
+# What to do if torch has none; whether that has to be looked at before a training starts.
+FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
+MAY_BE_MISSING = True
+# MPI itself connects the processes that its launcher has started.
+RENDEZVOUS = False
+# How the names of variables begin that the processes on other nodes need too.
+EXPORTED = ("GLOO_", "UCX_")
+# Those whose process group belongs to one device of each process.
+BOUND_TO_DEVICE: tuple[Backend, ...] = ()
+
+
+def prepare() -> None:
+    """Prepare ignite 0.5.5 for the process group.
+
+    It counts the processes of a node over a gloo group, which cannot be made inside an MPI world.
+    """
+    import ignite.distributed as idist
+    import torch
+    import torch.distributed as dist
+
+    def nproc_per_node_over_mpi(self: Any) -> int:
+        largest = torch.tensor([self.get_local_rank() + 1])
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest.item())
+
+    model = idist.comp_models.native._NativeDistModel
+    model._compute_nproc_per_node = nproc_per_node_over_mpi  # type: ignore[method-assign]
+
+
+def checks(nproc_per_node: int) -> Iterator[Check]:
+    """Yield what can be said of the paths between the devices of this machine."""
+    yield from ()

@@ -1,0 +1,122 @@
+"""How the processes meet and exchange: by a process group of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import ignite.distributed as idist
+import torch
+import torch.distributed as dist
+from ignite.handlers import DiskSaver
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checks import Check
+from ..config import DistributedConfig, Ranks, UsageError
+from . import transport
+
+Value = TypeVar("Value")
+
+# One kernel updates all weights, instead of several for each of them.
+FUSED_OPTIMIZER = True
+# What an exchange with a process says that has ended, or cannot be reached any more.
+PEER_LOST = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
+
+
+def checks(config: DistributedConfig) -> Iterator[Check]:
+    """Yield whether this torch can exchange, and by which paths."""
+    available = dist.is_backend_available(config.backend)
+    found = f"torch {torch.__version__} has {'' if available else 'no '}{config.backend}"
+    yield Check("backend", available, found, transport.FIX)
+    if config.backend == transport.NAME:
+        yield from transport.checks(config.nproc_per_node or 1)
+
+
+def join(config: DistributedConfig, ranks: Ranks | None) -> None:
+    """Join the process group in which this process has ``ranks``; without ranks it trains alone.
+
+    Raises:
+        UsageError: if torch has no such backend, or the processes do not find each other.
+    """
+    # With it ignite would take Slurm's ranks, even where another launcher has given its own.
+    os.environ.pop("SLURM_JOB_ID", None)
+    if not ranks:
+        return
+    if not dist.is_backend_available(config.backend):
+        raise UsageError(f"torch {torch.__version__} has no {config.backend}: {transport.FIX}", 1)
+    transport.prepare()
+    if ranks.world_size == ranks.local_world_size:
+        # On one machine they can meet anywhere; a launcher often has said where.
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+    os.environ.update(RANK=str(ranks.rank), WORLD_SIZE=str(ranks.world_size), LOCAL_RANK=str(ranks.local_rank))
+    device_id = torch.device("cuda", ranks.local_rank) if config.backend in transport.BOUND_TO_DEVICE else None
+    try:
+        dist.init_process_group(config.backend, timeout=timedelta(seconds=config.timeout_s), device_id=device_id)
+    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+        place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        reason = str(error).strip().splitlines()[0]
+        fix = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there"
+        raise UsageError(f"the processes cannot meet at {place} ({reason}): {fix}", 1, ranks.local_rank) from None
+
+
+def wrap_model(model: nn.Module) -> nn.Module:
+    """Move the model to this process's device and let its gradients be averaged over the processes."""
+    model = model.to(idist.device())
+    if idist.get_world_size() == 1:
+        return model
+    # The gradients live in the buffers that are sent: one copy less for each step.
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
+    """Return the optimizer as it is: the wrapped model averages the gradients."""
+    return optimizer
+
+
+def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """Let a backward pass inside the ``with`` block add to the gradients of this process alone."""
+    if enabled and isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync()
+    return nullcontext()
+
+
+def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+    """Update the weights.
+
+    Args:
+        scaler: has scaled the loss, and skips a step with infinite gradients.
+        clip_norm: scale the averaged gradients of all processes down to this norm.
+    """
+    if clip_norm is not None:
+        scaler.unscale_(optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, clip_norm)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def all_reduce_sum(tensor: Tensor) -> None:
+    """Replace ``tensor`` by its sum over all processes, and wait for that."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    # Reading a number waits for the device.
+    tensor.flatten()[0].item()
+
+
+def all_gather_object(value: Value) -> list[Value]:
+    """Return the values of all processes, by rank; they are pickled."""
+    values = [value] * idist.get_world_size()
+    if dist.is_initialized():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def disk_saver(folder: Path) -> DiskSaver:
+    """Return what writes checkpoints to ``folder``, from rank 0 alone."""
+    return DiskSaver(folder, require_empty=False)

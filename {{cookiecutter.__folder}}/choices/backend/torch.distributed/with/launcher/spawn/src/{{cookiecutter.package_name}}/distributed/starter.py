@@ -1,0 +1,79 @@
+"""How the processes of one machine are started: by a plain Python command, with torch's spawn."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from ..checks import Check, free_port, local_port_check
+from ..config import EXIT_RESUMABLE, PACKAGE, DistributedConfig, Ranks
+from . import hardware
+
+# Whether a process asks the kernel for an end when its parent dies: torch's spawn does that.
+DIES_WITH_PARENT = False
+# Whether ``train`` itself starts the processes.
+STARTS_IN_TRAIN = True
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if ``run`` started it."""
+    return Ranks.from_environment("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
+    """Return the command that runs this package with ``arguments``, which starts so many processes itself."""
+    return [sys.executable, "-m", PACKAGE, *arguments]
+
+
+def run(worker: Callable[[], int], config: DistributedConfig) -> int:
+    """Run ``worker`` in as many processes as the configuration says, or one for each device; return the exit code."""
+    from torch.multiprocessing import get_context
+    from torch.multiprocessing.spawn import ProcessExitedException, spawn
+
+    nproc = config.nproc_per_node or hardware.default_nproc_per_node() or 1
+    if ranks() or nproc == 1:
+        return worker()
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
+    os.environ.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc))
+    stopped = get_context("spawn").Value("b", False)
+    # When one ends early, spawn ends the others and tells about each of them.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    children = spawn(_child, (worker, stopped), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for child in children.processes:
+            if child.is_alive() and child.pid:
+                os.kill(child.pid, number)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGUSR1, pass_on)
+    # A terminal sends Ctrl-C to the children too: they write a checkpoint and end by themselves.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while not children.join():
+            pass
+    except ProcessExitedException as error:
+        if error.exit_code < 0:
+            name = signal.Signals(-error.exit_code).name
+            print(f"error: rank {error.error_index} was ended by {name}: start again to resume", file=sys.stderr)
+        return error.exit_code if error.exit_code > 0 else 1
+    return EXIT_RESUMABLE if stopped.value else 0
+
+
+def _child(local_rank: int, worker: Callable[[], int], stopped: Any) -> None:
+    os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
+    code = worker()
+    if code == EXIT_RESUMABLE:
+        stopped.value = True
+    elif code:
+        sys.exit(code)
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start processes."""
+    yield from local_port_check()

@@ -1,0 +1,95 @@
+"""How the processes meet and exchange: by torch_xla."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+import ignite.distributed as idist
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+from ignite.handlers import DiskSaver
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checks import Check
+from ..config import DistributedConfig, Ranks
+from . import transport
+
+# ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
+xm.xrt_world_size = xr.world_size
+xm.get_ordinal = xr.global_ordinal
+
+Value = TypeVar("Value")
+
+# XLA itself makes one kernel of an optimizer's step.
+FUSED_OPTIMIZER = False
+# What an exchange with a process says that has ended, or cannot be reached any more.
+PEER_LOST = "Connection reset by peer|Socket closed"
+
+
+def checks(config: DistributedConfig) -> Iterator[Check]:
+    """Yield whether torch and torch_xla fit each other."""
+    fits = torch.__version__.rpartition(".")[0] == torch_xla.__version__.rpartition(".")[0]
+    yield Check("backend", fits, f"torch {torch.__version__} with torch_xla {torch_xla.__version__}", transport.FIX)
+
+
+def join(config: DistributedConfig, ranks: Ranks | None) -> None:
+    """Join the other processes, which torch_xla has started and connected."""
+    idist.initialize("xla-tpu")
+
+
+def wrap_model(model: nn.Module) -> nn.Module:
+    """Move the model to this process's device and give it the weights of rank 0."""
+    model = model.to(idist.device())
+    xm.broadcast_master_param(model)
+    return model
+
+
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
+    """Return the optimizer as it is: the step averages the gradients."""
+    return optimizer
+
+
+def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
+    """Do nothing: gradients are exchanged in the step, whatever the number of backward passes."""
+    return nullcontext()
+
+
+def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+    """Average the gradients over the processes and update the weights.
+
+    Args:
+        scaler: takes no part here.
+        clip_norm: scale the averaged gradients of all processes down to this norm.
+    """
+    if clip_norm is None:
+        xm.optimizer_step(optimizer)
+    else:
+        xm.reduce_gradients(optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, clip_norm)
+        optimizer.step()
+    torch_xla.sync()
+
+
+def all_reduce_sum(tensor: Tensor) -> None:
+    """Replace ``tensor`` by its sum over all processes, and wait for that."""
+    xm.all_reduce(xm.REDUCE_SUM, [tensor])
+    torch_xla.sync(wait=True)
+
+
+def all_gather_object(value: Value) -> list[Value]:
+    """Return the values of all processes, by rank; they are pickled."""
+    return [pickle.loads(part) for part in xm.rendezvous("all_gather_object", pickle.dumps(value))]
+
+
+def disk_saver(folder: Path) -> DiskSaver:
+    """Return what writes checkpoints to ``folder``, from rank 0 alone."""
+    # With atomic=True every rank would rename, and only the first one writes: seen to leave an empty file.
+    return DiskSaver(folder, atomic=False, require_empty=False)

@@ -1,0 +1,44 @@
+"""What each process computes on: the cores of a CPU, which all processes of the machine share."""
+
+from __future__ import annotations
+
+import os
+
+from ..checks import Check
+from ..config import Device
+
+NAME = "cpu"
+DEVICE: Device = "cpu"
+DEVICES: tuple[Device, ...] = (DEVICE,)
+# What to add to the settings for a trial on a machine without the hardware.
+TRIAL: tuple[str, ...] = ()
+# For every process, unless it is set already: more threads than cores would make all of them wait.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+# What a scheduler reserves one of for each process.
+RESERVED = ""
+# Whether a machine may lack it, so that it has to be looked for before a training starts.
+MAY_BE_MISSING = False
+
+
+def default_nproc_per_node(here: bool = True) -> int | None:
+    """Return how many processes to start on a node, this one or another."""
+    return 2
+
+
+def hide_others(device: Device) -> None:
+    """Keep the training from using GPUs that happen to be there; before torch looks for them."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def check(device: Device, nproc_per_node: int) -> Check:
+    """Tell whether so many processes have what they compute on."""
+    return Check("device", True, f"{os.cpu_count()} CPU cores")
+
+
+def claim(device: Device, local_rank: int) -> None:
+    """Make a device of its own the current one of this process: cores need none."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what drives the device: nothing, for a CPU."""
+    return {}

@@ -1,0 +1,99 @@
+"""What each process computes on: an NVIDIA GPU of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from ..checks import Check
+from ..config import Device, UsageError
+
+NAME = "gpu"
+DEVICE: Device = "cuda"
+DEVICES: tuple[Device, ...] = (DEVICE, "cpu")
+# What to add to the settings for a trial on a machine without the hardware.
+TRIAL: tuple[str, ...] = ("--distributed.device", "cpu")
+# For every process, unless it is set already: more threads than cores would make all of them wait.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+# What a scheduler reserves one of for each process.
+RESERVED = "gpus"
+# Whether a machine may lack it, so that it has to be looked for before a training starts.
+MAY_BE_MISSING = True
+
+
+def default_nproc_per_node(here: bool = True) -> int | None:
+    """Return how many processes to start on a node: one for each visible GPU of this one, or one on another."""
+    if not here:
+        return 1
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return max(len([name for name in visible.split(",") if name.strip()]), 1)
+    if not shutil.which("nvidia-smi"):
+        return 1
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
+    return max(listed.stdout.count("\n"), 1)
+
+
+def hide_others(device: Device) -> None:
+    """Keep a trial on the CPU from using GPUs that happen to be there; before torch looks for them."""
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def check(device: Device, nproc_per_node: int) -> Check:
+    """Tell whether so many processes have a GPU each, and why not."""
+    import torch
+
+    if device == "cpu":
+        return Check("device", True, f"{os.cpu_count()} CPU cores, as a trial without GPUs")
+    count = torch.cuda.device_count()
+    if count == 0:
+        found, fix = _why_no_gpu()
+        return Check("device", False, found, f"{fix}, or try it with {' '.join(TRIAL)}")
+    found = f"{count} x {torch.cuda.get_device_name(0)}, {nproc_per_node} processes per node"
+    fix = f"start at most {count} processes per node, one for each GPU"
+    return Check("device", nproc_per_node <= count, found, fix)
+
+
+def _why_no_gpu() -> tuple[str, str]:
+    """Return why torch sees no GPU, and what to do about it."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA", "install a torch with CUDA"
+    if (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return f"CUDA_VISIBLE_DEVICES={hidden} names no GPU of this machine", "unset it"
+    if not shutil.which("nvidia-smi"):
+        return "no NVIDIA driver is installed", "install it"
+    said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
+    if "version mismatch" in said.stdout + said.stderr:
+        return "the NVIDIA driver was updated while an older one is loaded", "restart this machine"
+    if said.returncode:
+        return f"nvidia-smi fails: {' '.join((said.stdout + said.stderr).split())[:200]}", "fix the driver"
+    return f"this driver cannot serve CUDA {torch.version.cuda}", "update the driver, or install an older torch"
+
+
+def claim(device: Device, local_rank: int) -> None:
+    """Make a GPU of its own the current one of this process.
+
+    Raises:
+        UsageError: if there are fewer GPUs than processes.
+    """
+    import torch
+
+    if device == "cuda":
+        count = torch.cuda.device_count()
+        if local_rank >= count:
+            raise UsageError(f"more processes than GPUs: start at most {count} on each node", 1, local_rank=count)
+        torch.cuda.set_device(local_rank)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the driver and of CUDA, where there is a GPU."""
+    import torch
+
+    if not torch.cuda.device_count() or not shutil.which("nvidia-smi"):
+        return {}
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    driver = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return {"driver": driver, "cuda": str(torch.version.cuda)}

@@ -1,0 +1,44 @@
+"""What each process computes on: a TPU chip of its own, or XLA's CPU device for a trial."""
+
+from __future__ import annotations
+
+import os
+
+from ..checks import Check
+from ..config import Device
+
+NAME = "tpu"
+DEVICE: Device = "xla"
+DEVICES: tuple[Device, ...] = (DEVICE,)
+# What to add to the settings for a trial on a machine without the hardware: PJRT_DEVICE=CPU says it instead.
+TRIAL: tuple[str, ...] = ()
+# For every process, unless it is set already.
+ENVIRONMENT = {"PJRT_DEVICE": "TPU"}
+# Whether a machine may lack it, so that it has to be looked for before a training starts.
+MAY_BE_MISSING = True
+
+
+def default_nproc_per_node(here: bool = True) -> int | None:
+    """Return how many processes to start on a node: None, as torch_xla starts one for each chip."""
+    return None
+
+
+def hide_others(device: Device) -> None:
+    """Keep the training from using other devices: torch_xla sees none."""
+
+
+def check(device: Device, nproc_per_node: int) -> Check:
+    """Tell whether torch_xla is told what to use."""
+    kind = os.environ.get("PJRT_DEVICE", "")
+    if kind == "CPU" and nproc_per_node > 1:
+        return Check("device", False, "the CPU is one device", "leave distributed.nproc_per_node at 1")
+    return Check("device", bool(kind), f"PJRT_DEVICE={kind}", "set PJRT_DEVICE=TPU, or CPU for a trial")
+
+
+def claim(device: Device, local_rank: int) -> None:
+    """Make a device of its own the current one of this process: torch_xla has done that."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what drives the device: they are torch_xla's."""
+    return {}

@@ -1,0 +1,58 @@
+"""How a training is started: by horovodrun, on one machine or, by ssh, on many.
+
+NPROC_PER_NODE  processes on each node (default: 2, or one for each visible device)
+NNODES          nodes (default: 1); for more than one, HOSTS names them and their processes, such as a:2,b:2
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ..checks import Check, number_of_nodes
+from ..config import PACKAGE, Ranks, Size, UsageError
+from . import starter
+
+NAME = "horovodrun"
+# Whether the training runs on other machines than the one where it is started.
+ELSEWHERE = False
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together.
+
+    Raises:
+        UsageError: if NNODES is not a number.
+    """
+    nnodes = number_of_nodes()
+    return Size(range(nnodes, nnodes + 1), nproc_per_node)
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that trains.
+
+    Raises:
+        UsageError: if several nodes are asked for and not named.
+    """
+    nnodes, nproc = size.nnodes[0], size.nproc_per_node or 1
+    options = ["-np", str(nnodes * nproc), "--gloo"]
+    if nnodes > 1:
+        if not os.environ.get("HOSTS"):
+            raise UsageError("set HOSTS to the hosts and their numbers of processes, such as a:2,b:2")
+        options += ["-H", os.environ["HOSTS"]]
+    return ["horovodrun", *options, "python3", "-m", PACKAGE, "train", *settings]
+
+
+def start(command: list[str]) -> int:
+    """Become ``command``, so that its signals and its exit code are horovodrun's own."""
+    os.execvp(command[0], command)
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if horovodrun started it."""
+    return starter.ranks()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start a training."""
+    yield from starter.checks()

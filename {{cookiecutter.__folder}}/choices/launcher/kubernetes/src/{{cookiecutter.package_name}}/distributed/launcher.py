@@ -1,0 +1,61 @@
+"""How a training is started: by a manifest that Kubernetes applies, with torchrun in each pod.
+
+MANIFEST        scripts/trainjob.yaml (default) for clusters with Kubeflow Trainer 2.3 or newer, else scripts/job.yaml
+IMAGE, NNODES, NPROC_PER_NODE   image, nodes and processes on each of them (default: what the manifest says)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from ..checks import Check, command_check
+from ..config import Ranks, Size, UsageError
+from . import starter
+
+NAME = "kubernetes"
+# Whether the training runs on other machines than the one where it is started.
+ELSEWHERE = True
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together: what the manifest and the environment say.
+
+    Raises:
+        UsageError: if there is no such manifest, or NNODES is not a number.
+    """
+    variables = {**os.environ, **({"NPROC_PER_NODE": str(nproc_per_node)} if nproc_per_node else {})}
+    asked = [sys.executable, "scripts/manifest.py", "--size", _manifest()]
+    done = subprocess.run(asked, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UsageError(done.stderr.strip().removeprefix("error: "), done.returncode)
+    nnodes, nproc = map(int, done.stdout.split())
+    return Size(range(nnodes, nnodes + 1), nproc)
+
+
+def _manifest() -> str:
+    return os.environ.get("MANIFEST") or "scripts/trainjob.yaml"
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that applies the manifest, with the variables to set before it."""
+    variables = [f"{name}={os.environ[name]}" for name in ("IMAGE", "NNODES", "NPROC_PER_NODE") if os.environ.get(name)]
+    return [*variables, "python3", "scripts/manifest.py", "--apply", _manifest(), *settings]
+
+
+def start(command: list[str]) -> int:
+    """Become ``command``, which applies the manifest and says how to follow the training."""
+    os.execvp(command[0], command)
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if the torchrun of a pod started it."""
+    return starter.ranks()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine, or this pod, needs to start a training."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        yield command_check("cluster", "kubectl", "install it, and point it to your cluster")

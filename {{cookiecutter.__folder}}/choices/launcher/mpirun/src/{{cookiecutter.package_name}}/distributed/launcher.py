@@ -1,0 +1,87 @@
+"""How a training is started: by mpirun, on one machine or, by ssh, on many.
+
+NPROC_PER_NODE  processes on each node (default: 2, or one for each visible device)
+NNODES          nodes (default: 1); for more than one, HOSTFILE names a file of hosts, one a line
+MASTER_ADDR, MASTER_PORT   where the processes meet, unless MPI connects them: the host of rank 0 (default: this
+                machine, or the first of HOSTFILE) and a port that is free there (any on one node, 29500 on several)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..checks import Check, free_port, number_of_nodes
+from ..config import PACKAGE, Ranks, Size, UsageError
+from . import starter, transport
+
+NAME = "mpirun"
+# Whether the training runs on other machines than the one where it is started.
+ELSEWHERE = False
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together.
+
+    Raises:
+        UsageError: if NNODES is not a number.
+    """
+    nnodes = number_of_nodes()
+    return Size(range(nnodes, nnodes + 1), nproc_per_node)
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that trains, with the variables to set before it.
+
+    Raises:
+        UsageError: if several nodes are asked for and not named.
+    """
+    nnodes, nproc = size.nnodes[0], size.nproc_per_node or 1
+    options, exported, address, port = ["-n", str(nnodes * nproc)], ["OMP_NUM_THREADS"], "127.0.0.1", None
+    open_mpi = starter.is_open_mpi()
+    if nnodes > 1:
+        hosts = _hosts(os.environ.get("HOSTFILE", ""))
+        address, port = hosts[0], 29500
+        options += ["--hostfile", os.environ["HOSTFILE"]]
+        options += ["--map-by", f"ppr:{nproc}:node"] if open_mpi else ["-ppn", str(nproc)]
+        # Where programs are found, and the settings of the network, are for every node.
+        exported += [name for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ]
+        exported += sorted(name for name in os.environ if name.startswith(transport.EXPORTED))
+    variables = []
+    if transport.RENDEZVOUS:
+        variables.append(f"MASTER_ADDR={os.environ.get('MASTER_ADDR', address)}")
+        variables.append(f"MASTER_PORT={os.environ.get('MASTER_PORT', port or free_port())}")
+        exported += ["MASTER_ADDR", "MASTER_PORT"]
+    if open_mpi:
+        options += [word for name in exported for word in ("-x", name)]
+    mpirun = ["mpirun", *options, *starter.options(nproc)]
+    return [*variables, *mpirun, "python3", "-m", PACKAGE, "train", *settings]
+
+
+def _hosts(file: str) -> list[str]:
+    """Return the host names in a hosts file.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    lines = Path(file).read_text().splitlines() if Path(file).is_file() else []
+    hosts = [line.split()[0].partition(":")[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not hosts:
+        raise UsageError("set HOSTFILE to a file that names the hosts, one a line")
+    return hosts
+
+
+def start(command: list[str]) -> int:
+    """Become ``command``, so that its signals and its exit code are mpirun's own."""
+    os.execvp(command[0], command)
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if mpirun started it."""
+    return starter.ranks()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start a training."""
+    yield from starter.checks()

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# Start every process of a job by srun; train.sbatch runs this with the arguments of python3.
+# When one process ends, the others have a minute to write what they still hold.
+exec srun{{ cookiecutter._srun_options.get(cookiecutter.__backend, "") }} --kill-on-bad-exit=0 --wait=60 python3 "$@"

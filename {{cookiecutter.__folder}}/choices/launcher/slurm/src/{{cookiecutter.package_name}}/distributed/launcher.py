@@ -1,0 +1,78 @@
+"""How a training is started: by a job of Slurm, which runs scripts/train.sbatch.
+
+NPROC_PER_NODE  processes on each node (default: 2, or 1 with a device of its own)
+NNODES          nodes (default: 1)
+RUN_DIR         where the run is written (default: runs/ and the number of the job); an older one is resumed
+SEEDS           such as 0-4: an array of jobs, one for each seed
+STARTER         what starts the processes in the job: srun (default), or another of scripts/step-*.sh
+SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT and the like are sbatch's own
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..checks import Check, command_check, number_of_nodes
+from ..config import Ranks, Size, UsageError
+from . import hardware, starter
+
+NAME = "slurm"
+# Whether the training runs on other machines than the one where it is started.
+ELSEWHERE = True
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together.
+
+    Raises:
+        UsageError: if NNODES is not a number.
+    """
+    nnodes = number_of_nodes()
+    return Size(range(nnodes, nnodes + 1), nproc_per_node)
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that submits the job, with the variables to set before it.
+
+    Raises:
+        UsageError: for a run directory that the job would not know, or a starter that is not there.
+    """
+    if any(word.startswith("--train.run_dir") for word in settings):
+        raise UsageError("choose the run directory with RUN_DIR=..., so that the job knows it too")
+    steps = [file.stem.removeprefix("step-") for file in sorted(Path("scripts").glob("step-*.sh"))]
+    if os.environ.get("STARTER", "srun") not in steps:
+        raise UsageError(f"there is no STARTER {os.environ['STARTER']}: choose {' or '.join(steps)}")
+    variables = [f"{name}={os.environ[name]}" for name in ("RUN_DIR", "STARTER") if os.environ.get(name)]
+    options = [f"--nodes={size.nnodes[0]}", f"--ntasks-per-node={size.nproc_per_node}"]
+    if hardware.RESERVED:
+        options.append(f"--{hardware.RESERVED}-per-node={size.nproc_per_node}")
+    if seeds := os.environ.get("SEEDS"):
+        options += [f"--array={seeds}", "--output=slurm-%A_%a.out"]
+    return [*variables, "sbatch", "--parsable", *options, "scripts/train.sbatch", *settings]
+
+
+def start(command: list[str]) -> int:
+    """Submit the job and say how to follow it; return the exit code."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        return done.returncode
+    job = done.stdout.strip().partition(";")[0]
+    tasks = "_*" if os.environ.get("SEEDS") else ""
+    print(f"job {job} is submitted; it writes {os.environ.get('RUN_DIR') or f'runs/{job}'}")
+    print(f"follow it with  tail -F slurm-{job}{tasks}.out  and  squeue --job {job}, end it with  scancel {job}")
+    return 0
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if a starter inside the job, or srun, started it."""
+    return starter.ranks() or Ranks.from_environment(
+        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
+    )
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start a training."""
+    yield command_check("cluster", "sbatch", "log in to the cluster")

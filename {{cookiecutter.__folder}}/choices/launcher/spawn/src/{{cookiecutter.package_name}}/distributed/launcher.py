@@ -1,0 +1,42 @@
+"""How a training is started: by a plain Python command, on one machine.
+
+NPROC_PER_NODE  processes (default: 2, or one for each visible device)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ..checks import Check
+from ..config import PACKAGE, Ranks, Size
+from . import starter
+
+NAME = "spawn"
+# Whether the training runs on other machines than the one where it is started.
+ELSEWHERE = False
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together."""
+    return Size(range(1, 2), nproc_per_node)
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that trains."""
+    return ["python3", "-m", PACKAGE, "train", *settings]
+
+
+def start(command: list[str]) -> int:
+    """Become ``command``, so that its signals and its exit code are the training's own."""
+    os.execvp(command[0], command)
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if the training's parent started it."""
+    return starter.ranks()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start a training."""
+    yield from starter.checks()

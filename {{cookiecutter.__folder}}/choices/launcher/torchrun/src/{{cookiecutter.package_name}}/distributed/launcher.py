@@ -1,0 +1,82 @@
+"""How a training is started: by torchrun, on one machine or, by the same command, on each of many.
+
+NPROC_PER_NODE  processes on each node (default: 2, or one for each visible device)
+NNODES          nodes (default: 1); 1:4 is elastic: any number in between, nodes may come and go
+MASTER_ADDR, MASTER_PORT   rendezvous of several nodes: host name of one, and a port that is free there (29500)
+MAX_RESTARTS    how often to resume after a process was lost (default: 0 on one node, else 3)
+RDZV_ID, RDZV_CONF         name of the rendezvous, and more for it, such as last_call_timeout=5
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from ..checks import Check
+from ..config import PACKAGE, Ranks, Size, UsageError
+from . import starter
+
+NAME = "torchrun"
+# Whether the training runs on other machines than the one where it is started.
+ELSEWHERE = False
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together.
+
+    Raises:
+        UsageError: if NNODES is not a number, or two of them.
+    """
+    nnodes = os.environ.get("NNODES", "1")
+    numbers = re.fullmatch(r"([1-9]\d*)(?::(\d+))?", nnodes)
+    counts = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1) if numbers else range(0)
+    if not counts:
+        raise UsageError(f"NNODES is a number of nodes, such as 2, or 1:4 for any in between, not {nnodes}")
+    return Size(counts, nproc_per_node)
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that trains, with the variables to set before it.
+
+    Raises:
+        UsageError: if several nodes are not told where to meet.
+    """
+    variables = []
+    fewest, most = size.nnodes[0], size.nnodes[-1]
+    restarts, port = os.environ.get("MAX_RESTARTS", "3"), os.environ.get("MASTER_PORT")
+    if most == 1:
+        restarts = os.environ.get("MAX_RESTARTS", "0")
+    else:
+        # A store that every node connects to anew survives the loss of one of them.
+        variables.append("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    if most == 1 and not port:
+        rendezvous = ["--standalone"]
+    else:
+        master = "localhost" if most == 1 else os.environ.get("MASTER_ADDR")
+        if not master:
+            raise UsageError("set MASTER_ADDR to the host name of one node, the same on each of them")
+        rendezvous = [
+            f"--nnodes={fewest if fewest == most else f'{fewest}:{most}'}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={master}:{port or 29500}",
+            f"--rdzv-id={os.environ.get('RDZV_ID', PACKAGE)}",
+            f"--rdzv-conf={os.environ.get('RDZV_CONF', '')}",
+        ]
+    torchrun = ["torchrun", *rendezvous, f"--max-restarts={restarts}", f"--nproc-per-node={size.nproc_per_node}"]
+    return [*variables, *torchrun, "-m", PACKAGE, "train", *settings]
+
+
+def start(command: list[str]) -> int:
+    """Become ``command``, so that its signals and its exit code are torchrun's own."""
+    os.execvp(command[0], command)
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if torchrun started it."""
+    return starter.ranks()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start a training."""
+    yield from starter.checks()

@@ -1,0 +1,36 @@
+"""How the processes of one machine are started: by horovodrun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+from ..checks import Check, command_check
+from ..config import PACKAGE, DistributedConfig, Ranks
+from . import transport
+
+# Whether a process asks the kernel for an end when horovodrun dies: the kernel would look at the thread of horovodrun
+# that started it, which ends before it does.
+DIES_WITH_PARENT = False
+# Whether ``train`` itself starts the processes.
+STARTS_IN_TRAIN = False
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if horovodrun started it."""
+    return Ranks.from_environment("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE")
+
+
+def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
+    """Return the command that runs this package with ``arguments`` in so many processes of this machine."""
+    return ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, "-m", PACKAGE, *arguments]
+
+
+def run(worker: Callable[[], int], config: DistributedConfig) -> int:
+    """Run ``worker`` in this process, one of those that horovodrun has started; return its exit code."""
+    return worker()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start processes."""
+    yield command_check("launcher", "horovodrun", transport.FIX)

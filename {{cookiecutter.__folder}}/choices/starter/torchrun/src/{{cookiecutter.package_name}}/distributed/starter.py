@@ -1,0 +1,36 @@
+"""How the processes of one machine are started: by torchrun."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+from ..checks import Check, command_check, local_port_check
+from ..config import PACKAGE, DistributedConfig, Ranks
+
+# Whether a process asks the kernel for an end when torchrun dies; Linux can do that.
+DIES_WITH_PARENT = True
+# Whether ``train`` itself starts the processes.
+STARTS_IN_TRAIN = False
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if torchrun started it."""
+    return Ranks.from_environment("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
+    """Return the command that runs this package with ``arguments`` in so many processes of this machine."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}"]
+    return [*torchrun, "-m", PACKAGE, *arguments]
+
+
+def run(worker: Callable[[], int], config: DistributedConfig) -> int:
+    """Run ``worker`` in this process, one of those that torchrun has started; return its exit code."""
+    return worker()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start processes."""
+    yield command_check("launcher", "torchrun", "activate the environment that holds torch")
+    yield from local_port_check()

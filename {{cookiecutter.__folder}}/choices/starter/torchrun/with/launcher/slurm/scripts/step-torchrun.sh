@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Start one torchrun on each node of a job; train.sbatch runs this with the arguments of python3.
+# When one process ends, the others have a minute to write what they still hold. Slurm's signal reaches torchrun too, which
+# would end without its processes' checkpoint.
+exec srun --kill-on-bad-exit=0 --wait=60 \
+  --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
+  bash -c 'trap "" USR1; exec "$@"' bash \
+  torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="$SLURM_NTASKS_PER_NODE" \
+  --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID" "$@"

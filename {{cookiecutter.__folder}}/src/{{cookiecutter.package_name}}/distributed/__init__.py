@@ -1,0 +1,143 @@
+"""How the processes of this project start, meet, exchange and end; nobody else knows.
+
+launcher.py   how a training is started, on one machine or many, and where its ranks come from
+starter.py    how the processes of one machine are started
+transport.py  what is known of the backend without importing torch
+backend.py    how processes meet, average gradients and exchange tensors
+hardware.py   what each process computes on
+
+This file ties them together. Only backend.py imports torch as it is imported: a command line is checked, and a training
+started, without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+from ..checks import Check, refuse_foreign_launchers
+from ..config import PACKAGE, Config, DistributedConfig, UsageError
+from . import hardware, launcher, starter, transport
+
+TRIAL = hardware.TRIAL
+
+
+def resolve(config: Config) -> Config:
+    """Replace the answers "auto" by what this project was made for.
+
+    Raises:
+        UsageError: for a backend or a device that this project was not made for.
+    """
+    device, backend = config.distributed.device, config.distributed.backend
+    device = hardware.DEVICE if device == "auto" else device
+    if device not in hardware.DEVICES:
+        choices = " or ".join(hardware.DEVICES)
+        raise UsageError(f"this project was made for hardware {hardware.NAME}: choose distributed.device {choices}")
+    if backend == "auto":
+        backend = transport.ON_CPU if device == "cpu" else transport.NAME
+    if backend not in transport.CHOICES:
+        choices = " or ".join(transport.CHOICES)
+        raise UsageError(f"this project was made for backend {transport.NAME}: choose distributed.backend {choices}")
+    if device == "cpu" and backend != transport.ON_CPU:
+        raise UsageError(f"{backend} does not reach a CPU: choose distributed.backend {transport.ON_CPU}, or auto")
+    return replace(config, distributed=replace(config.distributed, backend=backend, device=device))
+
+
+def launched() -> bool:
+    """Tell whether a launcher started this process as one of several."""
+    return launcher.ranks() is not None
+
+
+def possible_world_sizes(config: DistributedConfig) -> list[int]:
+    """Return how many processes a ``train`` has that no launcher started: its own, if it starts others."""
+    if not starter.STARTS_IN_TRAIN:
+        return [1]
+    return [config.nproc_per_node or hardware.default_nproc_per_node() or 1]
+
+
+def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
+    """Return the command that runs this package with ``arguments`` in so many processes on this machine."""
+    arguments = [*arguments, "--distributed.nproc_per_node", str(nproc_per_node)]
+    if nproc_per_node == 1:
+        return [sys.executable, "-m", PACKAGE, *arguments]
+    return starter.local_command(nproc_per_node, arguments)
+
+
+def checks(config: DistributedConfig, machine: bool = True) -> Iterator[Check]:
+    """Yield what this machine needs for the target, the most basic first; ``machine``: also what only torch can tell."""
+    if machine:
+        hardware.hide_others(config.device)
+        from . import backend
+
+        yield from backend.checks(config)
+        yield hardware.check(config.device, config.nproc_per_node or 1)
+    yield from launcher.checks()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of all that has to fit together."""
+    import ignite
+    import torch
+
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "ignite": ignite.__version__}
+    return {**found, **{name: metadata.version(name) for name in transport.PACKAGES}, **hardware.versions()}
+
+
+def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
+    """Run ``function(local_rank, config, *arguments)`` in every process of the training.
+
+    Returns the exit code: what the function returned, or that of the UsageError that it raised, said once per node.
+
+    Raises:
+        UsageError: in a process of a launcher that this project was not made for.
+    """
+    if not launched():
+        refuse_foreign_launchers(launcher.NAME)
+    return starter.run(partial(_in_process, function, config, arguments), config.distributed)
+
+
+def _in_process(function: Callable[..., int], config: Config, arguments: tuple[Any, ...]) -> int:
+    """Join the other processes, run the function, tell why it failed, and leave them."""
+    settings, ranks, lost = config.distributed, launcher.ranks(), ""
+    finalize: Callable[[], None] | None = None
+    try:
+        hardware.hide_others(settings.device)
+        import ignite.distributed as idist
+
+        from . import backend
+
+        finalize, lost = idist.finalize, backend.PEER_LOST
+        wanted = settings.nproc_per_node
+        if ranks:
+            hardware.claim(settings.device, ranks.local_rank)
+        elif wanted not in (None, 1):
+            raise UsageError(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
+        backend.join(settings, ranks)
+        if wanted not in (None, idist.get_nproc_per_node()):
+            started = idist.get_nproc_per_node()
+            raise UsageError(f"{wanted} processes per node were asked for, but {started} were started", 1)
+        return function(idist.get_local_rank(), config, *arguments)
+    except UsageError as error:
+        if (ranks.local_rank if ranks else 0) == error.local_rank:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it
+        rank = f"[rank {ranks.rank if ranks else 0}]"
+        if lost and (said := re.search(lost, str(error))):
+            print(f"{rank} ends, as another process is gone: {said[0]}", file=sys.stderr, flush=True)
+        else:
+            print(f"{rank} failed:\n{traceback.format_exc()}", end="", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        # What still holds the process group (a wrapped model in a reference cycle) would abort the exit.
+        gc.collect()
+        if finalize:
+            finalize()

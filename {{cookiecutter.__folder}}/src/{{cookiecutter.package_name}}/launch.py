@@ -1,0 +1,87 @@
+"""Start a training: what ``scripts/train.sh`` runs. It refuses what cannot work before any process is started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from jsonargparse import ArgumentParser
+
+from . import distributed
+from .checks import number_in_environment, require, setting_checks
+from .config import PACKAGE, Size, add_settings, parse
+from .distributed import hardware, launcher, starter, transport
+
+USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
+
+  --dry-run  only print the command that starts the training
+  --here     start it in processes of this machine alone
+"""
+
+
+def launch(arguments: list[str]) -> int:
+    """Start a training with the project's launcher; return the exit code, unless this process becomes the launcher.
+
+    Imports torch only where a machine may lack what the training requires; never for a dry run.
+
+    Raises:
+        UsageError: for settings, variables of the environment or a machine that cannot work.
+    """
+    if "-h" in arguments or "--help" in arguments:
+        print(f"{USAGE}\n{launcher.__doc__}\nsettings: python3 -m {PACKAGE} train --help")
+        return 0
+    here = "--here" in arguments
+    settings = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
+    size = size_here() if here else planned_size()
+    if size.nproc_per_node and not here:
+        # First, so that an option given here wins.
+        settings = ["--distributed.nproc_per_node", str(size.nproc_per_node), *settings]
+
+    if here:
+        command = distributed.local_command(size.nproc_per_node or 1, ["train", *settings])
+    else:
+        command = launcher.command(size, settings)
+    elsewhere = launcher.ELSEWHERE and not here
+    variables = {} if elsewhere else hardware.ENVIRONMENT
+    command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in variables.items()), *command]
+    if "--dry-run" in arguments:
+        print(shlex.join(command))
+        return 0
+
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_settings(parser)
+    config, _ = parse(parser, settings)
+    config = distributed.resolve(config)
+    require(setting_checks(config, size.world_sizes(), here=not elsewhere))
+    # ``train`` itself looks at the machine where it starts the processes; and torch, which takes seconds to import, has
+    # nothing to tell of what is never missing.
+    machine = not (elsewhere or starter.STARTS_IN_TRAIN) and (hardware.MAY_BE_MISSING or transport.MAY_BE_MISSING)
+    require(distributed.checks(config.distributed, machine))
+    if here:
+        os.execvp(command[0], command)
+    return launcher.start(command)
+
+
+def planned_size(nproc_per_node: int | None = None) -> Size:
+    """Return how many processes a training would have that is started now.
+
+    ``nproc_per_node`` is what was asked for; else NPROC_PER_NODE counts, and then what suits the hardware.
+
+    Raises:
+        UsageError: if a variable of the environment is not a number.
+    """
+    size = launcher.size(nproc_per_node or _asked())
+    return size if size.nproc_per_node else size._replace(nproc_per_node=_default(here=not launcher.ELSEWHERE))
+
+
+def size_here() -> Size:
+    """Return how many processes to start on this machine alone."""
+    return Size(range(1, 2), _asked() or _default(here=True))
+
+
+def _asked() -> int | None:
+    return number_in_environment("NPROC_PER_NODE", "how many processes to start on each node")
+
+
+def _default(here: bool) -> int | None:
+    return hardware.default_nproc_per_node(here)
