@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 
 from . import distributed
 from .checks import number_in_environment, require, setting_checks
-from .config import PACKAGE, Size, add_settings, parse
+from .config import PACKAGE, DistributedConfig, Size, add_settings, parse
 from .distributed import hardware, launcher, starter, transport
 
 USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
@@ -56,7 +56,7 @@ def launch(arguments: list[str]) -> int:
     # ``train`` itself looks at the machine where it starts the processes; and torch, which takes seconds to import, has
     # nothing to tell of what is never missing.
     machine = not (elsewhere or starter.STARTS_IN_TRAIN) and (hardware.MAY_BE_MISSING or transport.MAY_BE_MISSING)
-    require(distributed.checks(config.distributed, machine))
+    require(distributed.checks(config.distributed, machine, here))
     if here:
         os.execvp(command[0], command)
     return launcher.start(command)
@@ -72,6 +72,11 @@ def planned_size(nproc_per_node: int | None = None) -> Size:
     """
     size = launcher.size(nproc_per_node or _asked())
     return size if size.nproc_per_node else size._replace(nproc_per_node=_default(here=not launcher.ELSEWHERE))
+
+
+def possible_world_sizes(config: DistributedConfig) -> list[int]:
+    """Return how many processes a ``train`` has that no launcher started: its own, if it starts others."""
+    return [config.nproc_per_node or _default(here=True) or 1] if starter.STARTS_IN_TRAIN else [1]
 
 
 def size_here() -> Size:

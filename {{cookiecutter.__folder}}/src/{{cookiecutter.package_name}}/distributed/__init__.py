@@ -56,13 +56,6 @@ def launched() -> bool:
     return launcher.ranks() is not None
 
 
-def possible_world_sizes(config: DistributedConfig) -> list[int]:
-    """Return how many processes a ``train`` has that no launcher started: its own, if it starts others."""
-    if not starter.STARTS_IN_TRAIN:
-        return [1]
-    return [config.nproc_per_node or hardware.default_nproc_per_node() or 1]
-
-
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
     """Return the command that runs this package with ``arguments`` in so many processes on this machine."""
     arguments = [*arguments, "--distributed.nproc_per_node", str(nproc_per_node)]
@@ -71,15 +64,18 @@ def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
     return starter.local_command(nproc_per_node, arguments)
 
 
-def checks(config: DistributedConfig, machine: bool = True) -> Iterator[Check]:
-    """Yield what this machine needs for the target, the most basic first; ``machine``: also what only torch can tell."""
+def checks(config: DistributedConfig, machine: bool = True, here: bool = False) -> Iterator[Check]:
+    """Yield what this machine needs for the target, the most basic first.
+
+    ``machine``: also what only torch can tell; ``here``: for processes of this machine alone.
+    """
     if machine:
         hardware.hide_others(config.device)
         from . import backend
 
         yield from backend.checks(config)
         yield hardware.check(config.device, config.nproc_per_node or 1)
-    yield from launcher.checks()
+    yield from starter.checks() if here else launcher.checks()
 
 
 def versions() -> dict[str, str]:

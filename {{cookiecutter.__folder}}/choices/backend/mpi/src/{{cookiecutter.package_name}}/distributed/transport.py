@@ -9,20 +9,14 @@ from ..checks import Check
 from ..config import Backend
 
 NAME: Backend = "mpi"
-# Distributions that have to fit torch.
-PACKAGES: tuple[str, ...] = ()
-# What may carry the tensors; and what does on a CPU.
-CHOICES: tuple[Backend, ...] = (NAME,)
-ON_CPU: Backend = NAME
-# What to do if torch has none; whether that has to be looked at before a training starts.
+PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
+CHOICES: tuple[Backend, ...] = (NAME,)  # what may carry the tensors
+ON_CPU: Backend = NAME  # what carries them on a CPU
+MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
-MAY_BE_MISSING = True
-# MPI itself connects the processes that its launcher has started.
-RENDEZVOUS = False
-# How the names of variables begin that the processes on other nodes need too.
-EXPORTED = ("GLOO_", "UCX_")
-# Those whose process group belongs to one device of each process.
-BOUND_TO_DEVICE: tuple[Backend, ...] = ()
+RENDEZVOUS = False  # MPI connects the processes that its launcher has started
+EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
+BOUND_TO_DEVICE: tuple[Backend, ...] = ()  # whose process group belongs to one device of each process
 
 
 def prepare() -> None:

@@ -8,20 +8,14 @@ from ..checks import Check
 from ..config import Backend
 
 NAME: Backend = "nccl"
-# Distributions that have to fit torch.
-PACKAGES: tuple[str, ...] = ()
-# What may carry the tensors; and what does on a CPU, for a trial without GPUs.
-CHOICES: tuple[Backend, ...] = (NAME, "gloo")
-ON_CPU: Backend = "gloo"
-# What to do if torch has none; whether that has to be looked at before a training starts.
+PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
+CHOICES: tuple[Backend, ...] = (NAME, "gloo")  # what may carry the tensors
+ON_CPU: Backend = "gloo"  # what carries them on a CPU, in a trial without GPUs
+MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install a torch with CUDA, or try it with --distributed.device cpu"
-MAY_BE_MISSING = True
-# Its processes find each other at MASTER_ADDR and MASTER_PORT.
-RENDEZVOUS = True
-# How the names of variables begin that the processes on other nodes need too.
-EXPORTED = ("GLOO_", "NCCL_", "UCX_")
-# Those whose process group belongs to one device of each process.
-BOUND_TO_DEVICE: tuple[Backend, ...] = (NAME,)
+RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
+EXPORTED = ("GLOO_", "NCCL_", "UCX_")  # how variables begin that other nodes need too
+BOUND_TO_DEVICE: tuple[Backend, ...] = (NAME,)  # whose process group belongs to one device of each process
 
 
 def prepare() -> None:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from ..config import Backend
 
 NAME: Backend = "xla-tpu"
-# Distributions that have to fit torch.
-PACKAGES: tuple[str, ...] = ("torch_xla",)
-# What may carry the tensors; and what does on a CPU.
-CHOICES: tuple[Backend, ...] = (NAME,)
-ON_CPU: Backend = NAME
-# What to do if it is not built; whether that has to be looked at before a training starts.
+PACKAGES: tuple[str, ...] = ("torch_xla",)  # distributions that have to fit torch
+CHOICES: tuple[Backend, ...] = (NAME,)  # what may carry the tensors
+ON_CPU: Backend = NAME  # what carries them on a CPU
+MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install the same version of both: python3 -m pip install -e ."
-MAY_BE_MISSING = True
-# torch_xla connects the processes that it has started.
-RENDEZVOUS = False

@@ -10,14 +10,10 @@ from ..config import Device
 NAME = "cpu"
 DEVICE: Device = "cpu"
 DEVICES: tuple[Device, ...] = (DEVICE,)
-# What to add to the settings for a trial on a machine without the hardware.
-TRIAL: tuple[str, ...] = ()
-# For every process, unless it is set already: more threads than cores would make all of them wait.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-# What a scheduler reserves one of for each process.
-RESERVED = ""
-# Whether a machine may lack it, so that it has to be looked for before a training starts.
-MAY_BE_MISSING = False
+TRIAL: tuple[str, ...] = ()  # settings to add for a trial without the hardware
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more threads than cores wait for each other
+RESERVED = ""  # what a scheduler reserves one of for each process
+MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:

@@ -10,12 +10,9 @@ from ..config import Device
 NAME = "tpu"
 DEVICE: Device = "xla"
 DEVICES: tuple[Device, ...] = (DEVICE,)
-# What to add to the settings for a trial on a machine without the hardware: PJRT_DEVICE=CPU says it instead.
-TRIAL: tuple[str, ...] = ()
-# For every process, unless it is set already.
-ENVIRONMENT = {"PJRT_DEVICE": "TPU"}
-# Whether a machine may lack it, so that it has to be looked for before a training starts.
-MAY_BE_MISSING = True
+TRIAL: tuple[str, ...] = ()  # settings to add for a trial without a TPU: PJRT_DEVICE=CPU says it
+ENVIRONMENT = {"PJRT_DEVICE": "TPU"}  # for every process, unless set
+MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:

@@ -14,8 +14,7 @@ from ..config import PACKAGE, Ranks, Size, UsageError
 from . import starter
 
 NAME = "horovodrun"
-# Whether the training runs on other machines than the one where it is started.
-ELSEWHERE = False
+ELSEWHERE = False  # the training runs where it is started
 
 
 def size(nproc_per_node: int | None) -> Size:

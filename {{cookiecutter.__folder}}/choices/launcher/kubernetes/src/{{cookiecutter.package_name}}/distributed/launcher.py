@@ -16,8 +16,7 @@ from ..config import Ranks, Size, UsageError
 from . import starter
 
 NAME = "kubernetes"
-# Whether the training runs on other machines than the one where it is started.
-ELSEWHERE = True
+ELSEWHERE = True  # the training runs on other machines than this one
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -13,8 +13,7 @@ from ..config import PACKAGE, Ranks, Size
 from . import starter
 
 NAME = "spawn"
-# Whether the training runs on other machines than the one where it is started.
-ELSEWHERE = False
+ELSEWHERE = False  # the training runs where it is started
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -12,8 +12,7 @@ from . import transport
 # Whether a process asks the kernel for an end when horovodrun dies: the kernel would look at the thread of horovodrun
 # that started it, which ends before it does.
 DIES_WITH_PARENT = False
-# Whether ``train`` itself starts the processes.
-STARTS_IN_TRAIN = False
+STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
 
 
 def ranks() -> Ranks | None:

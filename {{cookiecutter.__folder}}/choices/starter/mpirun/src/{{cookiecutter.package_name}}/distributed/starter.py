@@ -12,10 +12,8 @@ from ..checks import Check, command_check, free_port, local_port_check
 from ..config import PACKAGE, DistributedConfig, Ranks
 from . import transport
 
-# Whether a process asks the kernel for an end when mpirun dies; Linux can do that.
-DIES_WITH_PARENT = True
-# Whether ``train`` itself starts the processes.
-STARTS_IN_TRAIN = False
+DIES_WITH_PARENT = True  # a process asks the kernel for that
+STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
 # How a launcher names the rank, the world size, the local rank and the processes of a node.
 RANK_VARIABLES = (
     # a script that mpirun starts, for another MPI

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from ..checks import Check, command_check, local_port_check
 from ..config import PACKAGE, DistributedConfig, Ranks
 
-# Whether a process asks the kernel for an end when torchrun dies; Linux can do that.
-DIES_WITH_PARENT = True
-# Whether ``train`` itself starts the processes.
-STARTS_IN_TRAIN = False
+DIES_WITH_PARENT = True  # a process asks the kernel for that
+STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
 
 
 def ranks() -> Ranks | None:

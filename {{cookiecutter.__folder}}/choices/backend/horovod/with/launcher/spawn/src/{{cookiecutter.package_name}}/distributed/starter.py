@@ -9,10 +9,8 @@ from ..checks import Check
 from ..config import PACKAGE, DistributedConfig, Ranks
 from . import hardware
 
-# Whether a process asks the kernel for an end when its parent dies: Horovod ends what it has started.
-DIES_WITH_PARENT = False
-# Whether ``train`` itself starts the processes.
-STARTS_IN_TRAIN = True
+DIES_WITH_PARENT = False  # Horovod ends what it has started
+STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
 
 
 def ranks() -> Ranks | None:

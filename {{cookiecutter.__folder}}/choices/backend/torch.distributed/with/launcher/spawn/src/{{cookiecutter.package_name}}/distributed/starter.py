@@ -14,10 +14,8 @@ from ..checks import Check, free_port, local_port_check
 from ..config import EXIT_RESUMABLE, PACKAGE, DistributedConfig, Ranks
 from . import hardware
 
-# Whether a process asks the kernel for an end when its parent dies: torch's spawn does that.
-DIES_WITH_PARENT = False
-# Whether ``train`` itself starts the processes.
-STARTS_IN_TRAIN = True
+DIES_WITH_PARENT = False  # torch's spawn does that
+STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
 
 
 def ranks() -> Ranks | None:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from ..checks import Check
 from ..config import PACKAGE, DistributedConfig, Ranks
 
-# Whether a process asks the kernel for an end when its parent dies: torch_xla ends what it has started.
-DIES_WITH_PARENT = False
-# Whether ``train`` itself starts the processes.
-STARTS_IN_TRAIN = True
+DIES_WITH_PARENT = False  # torch_xla ends what it has started
+STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
 
 # Only inside a process that torch_xla has started may it be asked: it would take the device.
 _inside = False
