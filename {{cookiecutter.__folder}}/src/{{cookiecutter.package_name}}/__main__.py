@@ -10,7 +10,8 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from . import early_signals
-from .config import UsageError, add_settings, parse
+from .config import add_settings, parse
+from .errors import UsageError
 
 COMMANDS = {
     "train": "Train in this process, or in those that the launcher starts; scripts/train.sh calls it.",
@@ -66,7 +67,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Its sockets warn of every address that has no name; errors are still said.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from . import connectivity, distributed, doctor, shards, training
+    from . import connectivity, distributed, doctor, evaluation, shards, training
 
     config = distributed.resolve(config)
     if command == "train":
@@ -74,7 +75,7 @@ def run_command(command: str, arguments: list[str]) -> int:
             doctor.preflight(config)
         return distributed.run(training.training, config)
     if command == "evaluate":
-        return distributed.run(training.evaluation, config, options["checkpoint"])
+        return distributed.run(evaluation.evaluation, config, options["checkpoint"])
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:

@@ -9,8 +9,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .config import Config, UsageError
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    # The settings of the task use Check, and are a part of Config.
+    from .config import Config
 
 
 @dataclass(frozen=True)

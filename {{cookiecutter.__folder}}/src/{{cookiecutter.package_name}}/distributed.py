@@ -70,7 +70,8 @@ from torch.multiprocessing.spawn import ProcessExitedException, spawn
 {%- endif %}
 
 from .checks import Check{% if launcher != "spawn" %}, command_check{% endif %}{% if launcher == "spawn" and native or launcher == "mpirun" and backend != "mpi" %}, free_port{% endif %}{% if meets %}, port_check{% endif %}
-from .config import Backend, Config, Device, DistributedConfig, UsageError
+from .config import Backend, Config, Device, DistributedConfig
+from .errors import UsageError
 {%- if backend == "xla-tpu" %}
 
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.

@@ -22,8 +22,8 @@ from torch import nn
 
 from . import distributed
 from .checks import Check, batch_check, require, run_dir_check
-from .config import Config, UsageError
-from .data import import_torchvision
+from .config import Config
+from .task.settings import requirements
 
 # bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
 SIZES = ((1024, 50), (64 * 2**20, 5))
@@ -37,7 +37,7 @@ def examine(config: Config, here: bool = True) -> Iterator[Check]:
         yield from distributed.checks(config.distributed)
     yield batch_check(config, distributed.possible_world_sizes(config.distributed))
     if here:
-        yield _data_check(config)
+        yield from requirements(config)
         yield run_dir_check(Path(config.train.run_dir))
 
 
@@ -140,7 +140,7 @@ def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
 
 def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
     if "error" in measured:
-        yield Check("exchange", False, measured["error"], "mend what the processes said, above")
+        yield Check("exchange", False, measured["error"], "fix what the processes said, above")
         return
     differ = measured["versions_differ"]
     found = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in differ.items())
@@ -169,13 +169,3 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
         table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]no[/]", check.found)
     Console().print(table)
     print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")
-
-
-def _data_check(config: Config) -> Check:
-    if config.data.dataset in ("cifar10", "folder"):
-        try:
-            import_torchvision(config.data.dataset)
-        except UsageError as refused:
-            reason, _, fix = str(refused).partition(": ")
-            return Check("data", False, reason, fix, refused.exit_code)
-    return Check("data", True, config.data.dataset)
