@@ -8,9 +8,9 @@ import time
 
 import torch
 import torch.distributed as dist
-from my_ddl_project.config import DataConfig, ModelConfig
-from my_ddl_project.data import create_datasets
-from my_ddl_project.model import create_model
+from my_ddl_project.task.data import load
+from my_ddl_project.task.model import create_model
+from my_ddl_project.task.settings import TaskConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -26,7 +26,9 @@ def main() -> None:
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
-    source, _ = create_datasets(DataConfig(dataset=options.dataset, synthetic_size=options.size))
+    settings = TaskConfig(dataset=options.dataset, synthetic_size=options.size, width=options.width)
+    data = load(settings)
+    source = data.train
     # The same float images as the project's, made once: a TensorDataset is what one would write.
     images = source.images.to(torch.float32) * source.scale + source.shift
     dataset = TensorDataset(images, source.labels)
@@ -34,9 +36,7 @@ def main() -> None:
     share = options.batch_size // dist.get_world_size()
     loader = DataLoader(dataset, batch_size=share, sampler=sampler, drop_last=True)
     torch.manual_seed(0)
-    model = DistributedDataParallel(
-        create_model(ModelConfig(width=options.width), source.shape, source.num_classes)
-    )
+    model = DistributedDataParallel(create_model(settings, data))
     optimizer = torch.optim.AdamW(model.parameters(), 0.003)
     loss_function = torch.nn.CrossEntropyLoss()
 

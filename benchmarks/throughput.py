@@ -39,10 +39,10 @@ def rendered(dataset: str, size: int, width: int, batch_size: int, epochs: int) 
     """Return the samples per second of the rendered project, its first epoch aside."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {
-            "data.dataset": dataset,
-            "data.synthetic_size": size,
+            "task.dataset": dataset,
+            "task.synthetic_size": size,
             "data.batch_size": batch_size,
-            "model.width": width,
+            "task.width": width,
             "train.epochs": epochs,
             "train.run_dir": folder,
         }

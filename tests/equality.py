@@ -31,26 +31,28 @@ def main() -> None:
     torch: Any = importlib.import_module("torch")
     package, run_dir = sys.argv[1], Path(sys.argv[2])
     config = importlib.import_module(f"{package}.config")
-    data = importlib.import_module(f"{package}.data")
-    model_module = importlib.import_module(f"{package}.model")
+    batches = importlib.import_module(f"{package}.batches")
+    task_data = importlib.import_module(f"{package}.task.data")
+    task_model = importlib.import_module(f"{package}.task.model")
 
     torch.set_num_threads(1)
-    train_set, val_set = data.create_datasets(config.DataConfig())
+    settings = config.Config().task
+    data = task_data.load(settings)
     torch.manual_seed(0)
-    model = model_module.create_model(config.ModelConfig(), train_set.shape, train_set.num_classes)
+    model = task_model.create_model(settings, data)
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9, nesterov=True)
-    steps_per_epoch = len(train_set) // BATCH_SIZE
+    steps_per_epoch = len(data.train) // BATCH_SIZE
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = LR / 2 * (1 + math.cos(math.pi * step / STEPS))
         epoch, place = divmod(step, steps_per_epoch)
-        order = data.epoch_order(len(train_set), 0, epoch)
-        images, labels = train_set.__getitems__(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE])
+        order = batches.epoch_order(len(data.train), 0, epoch).tolist()
+        images, labels = data.train.__getitems__(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE])
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     with torch.no_grad():
-        images, labels = val_set.__getitems__(data.epoch_order(len(val_set), 0, 0))
+        images, labels = data.val.__getitems__(list(range(len(data.val))))
         scores = model(images)
         val_loss = float(torch.nn.functional.cross_entropy(scores, labels))
         val_accuracy = float((scores.argmax(1) == labels).float().mean())

@@ -14,7 +14,7 @@ from launching import processes_with, wait_for
 
 pytestmark = pytest.mark.executed
 
-LONG = ["--data.dataset", "synthetic", "--data.synthetic_size", "512", "--train.epochs", "500"]
+LONG = ["--task.dataset", "synthetic", "--task.synthetic_size", "512", "--train.epochs", "500"]
 
 
 @contextmanager

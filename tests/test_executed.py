@@ -303,7 +303,7 @@ def test_what_cannot_work_is_refused_before_training(
             (2, "NPROC_PER_NODE is how many processes", [], {"NPROC_PER_NODE": "two"}),
             (1, "cannot be written", ["--train.run_dir", "/proc/run"], {}),
             (1, f"MASTER_PORT {port}", [], {"MASTER_PORT": port}),
-            (1, "pip install -e '.[vision]'", ["--data.dataset", "cifar10"], {}),
+            (1, "pip install -e '.[vision]'", ["--task.dataset", "cifar10"], {}),
         ]
         if launcher == "torchrun":
             elastic = {"NNODES": "1:4", "MASTER_ADDR": "localhost"}
@@ -374,7 +374,7 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
         "PATH": f"{recorder.parent}{os.pathsep}{path}",
     }
     recorded = Installed(project.path, project.package, {**project.environment, **variables})
-    settings = ["--train.epochs", "3", "--data.root", "a folder"]
+    settings = ["--train.epochs", "3", "--task.root", "a folder"]
     for size in sizes:
         calls.unlink(missing_ok=True)
         said = recorded.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)
@@ -530,11 +530,11 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     (sources / "sitecustomize.py").write_text(STAND_IN_FOR_COMPILED_OPERATORS)
     project.succeed("python3", "-c", DIGITS_AS_FILES, "images")
     settings = [
-        "--data.dataset",
+        "--task.dataset",
         "folder",
-        "--data.root",
+        "--task.root",
         "images",
-        "--data.image_size",
+        "--task.image_size",
         "8",
         "--data.num_workers",
         "1",
@@ -544,7 +544,7 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     assert summary["val_accuracy"] >= 0.95
 
     # Nothing answers at the address of the download.
-    settings = ["--data.dataset", "cifar10", "--train.run_dir", "runs/cifar10"]
+    settings = ["--task.dataset", "cifar10", "--train.run_dir", "runs/cifar10"]
     blocked = {"https_proxy": "http://127.0.0.1:9"}
     done = project.run("scripts/train.sh", *settings, limit_s=60, extra=blocked)
     assert done.returncode == 1
@@ -602,4 +602,4 @@ def test_every_target_is_typed(bake: Bake, install: Installer, tmp_path: Path) -
 def test_the_projects_own_nox_sessions_pass(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
     project.succeed("nox", "--session", "lint")
-    project.succeed("nox", "--session", "tests", "--", "-q", "-k", "test_data or test_config")
+    project.succeed("nox", "--session", "tests", "--", "-q", "-k", "test_batches or test_config")

@@ -13,7 +13,7 @@ from installing import Installer
 from launching import processes_with, train, wait_for
 
 LAUNCHES = int(os.environ.get("LAUNCHES", "50"))
-SHORT = ("--data.dataset", "synthetic", "--data.image_size", "8", "--data.synthetic_size", "128")
+SHORT = ("--task.dataset", "synthetic", "--task.image_size", "8", "--task.synthetic_size", "128")
 
 
 @pytest.mark.launches

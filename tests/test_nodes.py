@@ -15,7 +15,7 @@ from launching import OnNode, Pods, nothing_runs_on_the_nodes, wait_for, worker_
 
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("two_nodes")]
 
-LONG = ["--data.dataset", "synthetic", "--data.synthetic_size", "1024", "--train.epochs", "16"]
+LONG = ["--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--train.epochs", "16"]
 PORT = "29500"
 # Seconds after which those who wait for a lost process give up.
 TIMEOUT = ["--distributed.timeout_s", "15"]

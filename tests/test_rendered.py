@@ -32,14 +32,19 @@ FILES: dict[Condition, str] = {
         .ddl-template.json .gitignore .pre-commit-config.yaml README.md noxfile.py pyproject.toml
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
-        src/PKG/__init__.py src/PKG/__main__.py src/PKG/checks.py src/PKG/collectives.py src/PKG/launch.py
-        src/PKG/config.py src/PKG/data.py
+        docs/your-own-task.md
+        src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/checks.py src/PKG/collectives.py
+        src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
+        src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/handlers.py src/PKG/launch.py
+        src/PKG/run_directory.py src/PKG/shards.py src/PKG/tracker.py src/PKG/training.py
         src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
         src/PKG/distributed/launcher.py src/PKG/distributed/starter.py src/PKG/distributed/transport.py
-        src/PKG/doctor.py src/PKG/early_signals.py src/PKG/engines.py src/PKG/handlers.py src/PKG/model.py src/PKG/connectivity.py
-        src/PKG/shards.py
-        src/PKG/training.py
-        tests/conftest.py tests/test_commands.py tests/test_config.py tests/test_data.py tests/test_training.py
+        src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py
+        src/PKG/task/settings.py
+        tests/conftest.py tests/frame.py tests/test_batches.py tests/test_commands.py tests/test_config.py
+        tests/test_evaluation.py tests/test_task.py tests/test_training.py
+        tests/small/__init__.py tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
+        tests/small/task/objective.py tests/small/task/settings.py
         """,
     lambda answers: answers["license"] != "none": "LICENSE",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
@@ -86,11 +91,11 @@ WORDS: dict[str, Callable[[Target], bool]] = {
 EXCEPTIONS = [
     (r".*/config\.py", r"Literal\[.*\]|GPU project .* without GPUs", "one set of settings for all targets"),
     (
-        r".*/(data|engines|handlers)\.py",
+        r".*/(batches|evaluation|run_directory)\.py",
         r"torch\.cuda\.\w+|device\.type == \"\w+\"",
         "one source, every device",
     ),
-    (r".*/data\.py", r"multiprocessing_context=\"spawn\"", "processes that load samples, not that train"),
+    (r".*/batches\.py", r"multiprocessing_context=\"spawn\"", "processes that load samples, not that train"),
     (
         r".*/(ci\.yml|Dockerfile|README\.md)",
         r"no GPU|torch with CUDA|CUDA libraries",
@@ -184,6 +189,20 @@ def test_no_file_speaks_of_another_target(full: dict[Target, BakedProject]) -> N
                     }
     assert not found, NL.join(sorted(found))
     assert needed == {why for *_, why in EXCEPTIONS}, "an exception is no longer needed"
+
+
+def test_only_the_task_s_own_folder_speaks_of_a_task(full: dict[Target, BakedProject]) -> None:
+    word = re.compile(
+        r"\b(images?|pixels?|classes|accuracy|labels?(?!=)|digits|cifar\w*|torchvision)\b", re.IGNORECASE
+    )
+    found = set()
+    for project in full.values():
+        for name in project.files():
+            if name.startswith(("src/", "tests/")) and "/task/" not in name and name != "tests/test_task.py":
+                found |= {
+                    f"{as_written_for(project, name)}: {hit[0]}" for hit in word.finditer(project.read(name))
+                }
+    assert not found, NL.join(sorted(found))
 
 
 def test_a_dry_run_prints_the_command_of_the_launcher(full: dict[Target, BakedProject]) -> None:

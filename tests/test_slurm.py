@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures
 TARGET = Target("cpu", "gloo", "slurm")
 # An epoch takes one second or two.
 EPOCHS = 12
-LONG = ("--data.dataset", "synthetic", "--data.synthetic_size", "1024", "--train.epochs", str(EPOCHS))
+LONG = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--train.epochs", str(EPOCHS))
 
 
 @pytest.fixture(scope="module")

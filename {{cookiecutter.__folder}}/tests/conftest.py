@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
 import subprocess
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,21 +16,23 @@ from typing import Any
 
 import pytest
 import torch
+from frame import config, distributed, doctor
 from jsonargparse import ArgumentParser
 
-from {{ cookiecutter.package_name }} import distributed
-from {{ cookiecutter.package_name }}.__main__ import main
-from {{ cookiecutter.package_name }}.config import add_settings, parse
-from {{ cookiecutter.package_name }}.doctor import examine
-
 PACKAGE = "{{ cookiecutter.package_name }}"
-PROJECT = Path(__file__).parent.parent
+TESTS = Path(__file__).parent
+PROJECT = TESTS.parent
+# The package with the small task, which has no configs/default.yaml, and with your own.
+FOLDERS = {"small": TESTS / "small", PACKAGE: PROJECT}
 TIMEOUT_S = 300
 
 # The tests run where the hardware may be missing, and compare what one thread computes.
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# Where the processes that the tests start find the small task, and all that this one finds, from any folder.
+folders = [str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, folders))
 
 
 @dataclass(frozen=True)
@@ -40,16 +44,32 @@ class Answer:
     errors: str
 
 
-def call(*arguments: str) -> Answer:
+def call(*arguments: str, package: str = "small") -> Answer:
     """Run one command of the package in this process."""
-    with redirect_stdout(io.StringIO()) as output, redirect_stderr(io.StringIO()) as errors:
+    main = importlib.import_module(f"{package}.__main__").main
+    with (
+        working_in(FOLDERS[package]),
+        redirect_stdout(io.StringIO()) as output,
+        redirect_stderr(io.StringIO()) as errors,
+    ):
         code = main([*arguments, *distributed.TRIAL])
     return Answer(code, output.getvalue(), errors.getvalue())
 
 
-def run(command: list[str]) -> Answer:
-    """Run any command in the project's folder."""
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Be in ``folder`` inside the ``with`` block."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def run(command: list[str], folder: Path = PROJECT) -> Answer:
+    """Run any command in a folder."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
@@ -57,26 +77,28 @@ def run(command: list[str]) -> Answer:
 def reason_not_to_start(processes: int) -> str:
     """Return why so many processes of this project cannot run on this machine, or nothing."""
     parser = ArgumentParser(exit_on_error=False)
-    add_settings(parser)
+    config.add_settings(parser)
     nproc = ["--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes)]
-    config, _ = parse(parser, [*nproc, *distributed.TRIAL])
+    with working_in(FOLDERS["small"]):
+        settings, _ = config.parse(parser, [*nproc, *distributed.TRIAL])
     # These processes need this machine alone, not the cluster.
-    examined = examine(distributed.resolve(config), [processes])
+    examined = doctor.examine(distributed.resolve(settings), [processes])
     needed = (check for check in examined if check.name != "cluster")
     return next((f"{check.found}: {check.fix}" for check in needed if not check.ok), "")
 
 
-def launch(processes: int, *arguments: str) -> Answer:
-    """Run this package in ``processes`` processes, started as this project starts them, and expect success.
+def launch(processes: int, *arguments: str, package: str = "small") -> Answer:
+    """Run a package in ``processes`` processes, started as this project starts them, and expect success.
 
     A single process is this one: to start another and import torch would take longer than what it does.
     """
     if reason := reason_not_to_start(processes):
         pytest.skip(f"{processes} processes cannot run here: {reason}")
     if processes == 1:
-        answer = call(*arguments, "--distributed.nproc_per_node", "1")
+        answer = call(*arguments, "--distributed.nproc_per_node", "1", package=package)
     else:
-        answer = run(distributed.local_command(processes, [*arguments, *distributed.TRIAL]))
+        own = importlib.import_module(f"{package}.distributed")
+        answer = run(own.local_command(processes, [*arguments, *distributed.TRIAL]), FOLDERS[package])
     assert answer.code == 0, answer.errors
     return answer
 
@@ -100,11 +122,15 @@ class Run:
     def checkpoint(self) -> Path:
         return max((self.path / "checkpoints").glob("last_*.pt"), key=lambda file: file.stat().st_mtime)
 
+    def saved(self) -> dict[str, Any]:
+        saved: dict[str, Any] = torch.load(self.checkpoint(), weights_only=True)
+        return saved
+
     def weights(self) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = torch.load(self.checkpoint(), weights_only=True)["model"]
+        weights: dict[str, torch.Tensor] = self.saved()["model"]
         return weights
 
 
-def train(run_dir: Path, processes: int, *settings: str) -> Run:
+def train(run_dir: Path, processes: int, *settings: str, package: str = "small") -> Run:
     """Train in ``processes`` processes and return the run directory."""
-    return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings).errors)
+    return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings, package=package).errors)

@@ -7,8 +7,9 @@ from conftest import PROJECT, call, launch, run
 
 
 def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
-    answer = call("shards", "--world-size", "1000", "--data.dataset", "synthetic", "--data.batch_size", "4000")
+    answer = call("shards", "--world-size", "1000", "--task.train_size", "8192", "--data.batch_size", "4000")
     assert answer.code == 0, answer.errors
+    assert "points: 8192 samples" in answer.output
     assert "disjoint, complete and reshuffled: yes" in answer.output
     assert "left out of each epoch, others each time: 192" in answer.output
 
@@ -39,10 +40,12 @@ def test_the_doctor_times_what_the_processes_exchange() -> None:
 
 
 @pytest.mark.parametrize("command", [["doctor", "--quiet"], ["train"]])
-def test_what_cannot_work_is_said_in_one_sentence_before_training(command: list[str]) -> None:
-    answer = call(*command, "--train.run_dir", "/proc/nowhere", "--distributed.nproc_per_node", "1")
+@pytest.mark.parametrize("setting", [["--train.run_dir", "/proc/nowhere"], ["--task.requires", "no_such_module"]])
+def test_what_cannot_work_is_said_in_one_sentence_before_training(command: list[str], setting: list[str]) -> None:
+    answer = call(*command, *setting, "--distributed.nproc_per_node", "1")
     assert answer.code == 1
     assert answer.errors.startswith("error: ")
+    assert setting[1] in answer.errors
     assert answer.errors.count("\n") == 1
 
 

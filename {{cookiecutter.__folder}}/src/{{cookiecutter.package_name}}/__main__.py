@@ -10,8 +10,9 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from . import distributed, early_signals
-from .config import UsageError, add_settings, parse
+from .config import add_settings, parse
 from .distributed import starter
+from .errors import UsageError
 from .launch import launch
 
 COMMANDS = {
@@ -72,14 +73,14 @@ def run_command(command: str, arguments: list[str]) -> int:
     config = distributed.resolve(config)
     if command == "train":
         early_signals.remember()
-    from . import connectivity, doctor, shards, training
+    from . import connectivity, doctor, evaluation, shards, training
 
     if command == "train":
         if not distributed.launched():
             doctor.preflight(config)
         return distributed.run(training.training, config)
     if command == "evaluate":
-        return distributed.run(training.evaluation, config, options["checkpoint"])
+        return distributed.run(evaluation.evaluation, config, options["checkpoint"])
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:

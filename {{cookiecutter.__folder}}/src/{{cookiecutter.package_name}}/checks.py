@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -12,8 +11,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .config import Config, UsageError
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    # The settings of the task use Check, and are a part of Config.
+    from .config import Config
 
 
 @dataclass(frozen=True)
@@ -59,22 +63,6 @@ def batch_check(config: Config, world_sizes: Sequence[int]) -> Check:
         reason, _, fix = str(error).partition(": ")
         return Check("global batch", False, reason, fix, error.exit_code)
     return Check("global batch", True, f"{config.data.batch_size} samples over {processes(world_sizes)}")
-
-
-def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True) -> Iterator[Check]:
-    """Yield what the settings require for each number of processes that a training may have; ``here``, of this machine."""
-    yield batch_check(config, world_sizes)
-    if here:
-        yield data_check(config)
-        yield run_dir_check(Path(config.train.run_dir))
-
-
-def data_check(config: Config) -> Check:
-    """Tell whether the data can be read."""
-    if config.data.dataset in ("cifar10", "folder") and not importlib.util.find_spec("torchvision"):
-        found = f"data.dataset {config.data.dataset} needs torchvision"
-        return Check("data", False, found, "pip install -e '.[vision]'")
-    return Check("data", True, config.data.dataset)
 
 
 def run_dir_check(run_dir: Path) -> Check:

@@ -8,7 +8,7 @@ import ignite.distributed as idist
 import torch
 from torch import Tensor, nn
 
-from .config import UsageError
+from .errors import UsageError
 
 
 def all_reduce_any(flag: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Every setting of a training, its default, unit and meaning, once; and the command line that reads them."""
+"""Every setting of a training that is not the task's, its default, unit and meaning; and the command line for all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Literal, NamedTuple
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from .errors import UsageError
+from .task.settings import TaskConfig, validate
+
 PACKAGE = str(__package__)
 # The exit code of a training that stopped on a signal after a checkpoint: the same command resumes it.
 EXIT_RESUMABLE = 85
@@ -21,53 +24,18 @@ Backend = Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"]
 Device = Literal["auto", "cpu", "cuda", "xla"]
 
 
-class UsageError(Exception):
-    """What was asked for cannot work; the message is one sentence that names the fix.
-
-    ``exit_code`` is 2 for bad usage or configuration, 1 for a machine that is not ready. Where several processes of a
-    node find the same, the one with ``local_rank`` says it.
-    """
-
-    def __init__(self, sentence: str, exit_code: int = 2, local_rank: int = 0) -> None:
-        super().__init__(sentence)
-        self.exit_code = exit_code
-        self.local_rank = local_rank
-
-
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the samples come from."""
+    """How the samples reach the processes."""
 
-    dataset: Literal["digits", "cifar10", "folder", "synthetic"] = "digits"
-    """digits comes with scikit-learn; cifar10 is downloaded; folder holds train/CLASS/* and val/CLASS/* images;
-    synthetic is random, for benchmarks"""
-    root: str = "data"
-    """folder of the images, or where downloads are kept"""
     batch_size: int = 64
     """samples of one step, over all processes together"""
     num_workers: int = 0
     """loader processes beside each training process; 0 loads in the training process itself"""
-    image_size: int = 32
-    """pixels along one side, for folder and synthetic"""
-    synthetic_size: int = 8192
-    """training samples of synthetic"""
 
     def __post_init__(self) -> None:
-        _require_at_least(1, data__batch_size=self.batch_size, data__image_size=self.image_size)
-        _require_at_least(1, data__synthetic_size=self.synthetic_size)
+        _require_at_least(1, data__batch_size=self.batch_size)
         _require_at_least(0, data__num_workers=self.num_workers)
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """What is trained."""
-
-    width: int = 32
-    """channels of the first convolution; the later ones have twice as many"""
-
-    def __post_init__(self) -> None:
-        if self.width < 8 or self.width % 8:
-            raise ValueError(f"model.width must be a multiple of 8, not {self.width}")
 
 
 @dataclass(frozen=True)
@@ -111,7 +79,7 @@ class TrainConfig:
     run_dir: str = "runs/default"
     """folder of the log, the metrics, the curves and the checkpoints"""
     resume: str = "auto"
-    """auto goes on from the newest checkpoint of run_dir, if there is one; none wants an empty run_dir; or a path"""
+    """auto resumes from the newest checkpoint of run_dir, if there is one; none requires an empty run_dir; or a path"""
     amp: Literal["none", "bf16", "fp16"] = "none"
     """automatic mixed precision"""
     compile: bool = False
@@ -182,7 +150,7 @@ class Config:
     """All settings of one run."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
@@ -190,7 +158,7 @@ class Config:
 
 SECTIONS = {
     "data": DataConfig,
-    "model": ModelConfig,
+    "task": TaskConfig,
     "optim": OptimConfig,
     "train": TrainConfig,
     "distributed": DistributedConfig,
@@ -223,9 +191,10 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
     try:
         namespace = parser.parse_args(arguments)
         values = parser.instantiate(namespace).as_dict()
+        config = Config(**{name: values.pop(name) for name in SECTIONS})
+        validate(config)
     except (ArgumentError, ValueError) as error:
         raise UsageError(_sentence(str(error))) from None
-    config = Config(**{name: values.pop(name) for name in SECTIONS})
     return config, values
 
 
@@ -256,7 +225,8 @@ def _sentence(message: str) -> str:
         key = match[1]
         section = key.partition(".")[0]
         settings = [f"{name}.{item.name}" for name, cls in SECTIONS.items() for item in fields(cls)]
-        near = [name for name in settings if name.endswith(f".{key}")]
+        # The right name in no section, or in another one.
+        near = [name for name in settings if name.endswith(f".{key.rpartition('.')[2]}")]
         near = near or difflib.get_close_matches(key, settings, n=1, cutoff=0.85)
         valid = [name for name in settings if name.startswith(f"{section}.")] or list(SECTIONS)
         hint = f"did you mean {near[0]}? " if near else ""

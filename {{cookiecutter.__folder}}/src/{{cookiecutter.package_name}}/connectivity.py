@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
-from .config import UsageError
+from .errors import UsageError
 
 LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
@@ -42,7 +42,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
         raise UsageError(f"{host} cannot resolve MASTER_ADDR {master}: add it to /etc/hosts or to the DNS", 1) from None
     if address.startswith("127."):
         sentence = f"{host} resolves to {address} here, where other nodes cannot reach it"
-        raise UsageError(f"{sentence}: mend /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface they can reach", 1)
+        raise UsageError(f"{sentence}: fix /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface they can reach", 1)
 
     is_master = _is_mine(master_address)
     try:

@@ -20,10 +20,10 @@ from rich.table import Table
 from torch import nn
 
 from . import collectives, distributed
-from .checks import Check, require, setting_checks
+from .checks import Check, require
 from .config import Config
 from .distributed import backend
-from .launch import planned_size, possible_world_sizes, size_here
+from .launch import planned_size, possible_world_sizes, setting_checks, size_here
 
 # bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
 SIZES = ((1024, 50), (64 * 2**20, 5))
@@ -144,7 +144,7 @@ def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
 
 def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
     if "error" in measured:
-        yield Check("exchange", False, measured["error"], "mend what the processes said, above")
+        yield Check("exchange", False, measured["error"], "fix what the processes said, above")
         return
     differ = measured["versions_differ"]
     found = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in differ.items())

@@ -1,4 +1,4 @@
-"""What one step of training and one step of evaluation do."""
+"""What one step of training does, and how its loss is kept."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine, Events
-from ignite.metrics import Accuracy, Loss
+from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 
 from .config import Config
-from .data import Batch
 from .distributed import backend
-from .model import loss_function
+from .task import objective
 
 AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,16 +28,16 @@ def create_trainer(
     dtype = AUTOCAST_TYPES[config.train.amp]
     parts, clip_norm = config.optim.accumulation_steps, config.optim.clip_norm
 
-    def step(engine: Engine, batch: Batch) -> Tensor:
-        images = batch[0].to(device, non_blocking=True)
-        labels = batch[1].to(device, non_blocking=True)
+    def step(engine: Engine, batch: Any) -> Tensor:
+        batch = convert_tensor(batch, device, non_blocking=True)
         optimizer.zero_grad()
         losses = []
         for part in range(parts):
             # The processes exchange gradients once for each step, with the last part.
             with backend.no_sync(model, enabled=part < parts - 1):
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                    loss = loss_function(model(images[part::parts]), labels[part::parts]) / parts
+                    micro_batch = batch if parts == 1 else cut(batch, part, parts)
+                    loss = objective.loss(*objective.forward(model, micro_batch)) / parts
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         backend.optimizer_step(optimizer, scaler, clip_norm)
@@ -49,30 +48,9 @@ def create_trainer(
     return trainer
 
 
-def create_evaluator(model: nn.Module, config: Config) -> Engine:
-    """Return the engine that measures ``loss`` and ``accuracy`` over a whole data set.
-
-    ``model`` must not be wrapped: the ranks may hold different numbers of batches, and a wrapped model can wait for
-    the others in each of them.
-    """
-    device = idist.device()
-    dtype = AUTOCAST_TYPES[config.train.amp]
-
-    @torch.no_grad()
-    def step(engine: Engine, batch: Batch) -> tuple[Tensor, Tensor]:
-        images = batch[0].to(device, non_blocking=True)
-        labels = batch[1].to(device, non_blocking=True)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            scores = model(images)
-        return scores.float(), labels
-
-    evaluator = Engine(step)
-    evaluator.add_event_handler(Events.STARTED, lambda: model.eval())
-    # Sums are kept in float64 on the CPU where the device has none.
-    metric_device: Any = "cpu" if device.type == "xla" else device
-    Loss(loss_function, device=metric_device).attach(evaluator, "loss")
-    Accuracy(device=metric_device).attach(evaluator, "accuracy")
-    return evaluator
+def cut(batch: Any, part: int, parts: int) -> Any:
+    """Return every ``parts``-th sample of a batch of tensors, however they are nested, from ``part`` on."""
+    return apply_to_tensor(batch, lambda tensor: tensor[part::parts])
 
 
 class LossMeter:

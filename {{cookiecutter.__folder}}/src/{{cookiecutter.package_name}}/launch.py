@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from . import distributed
-from .checks import number_in_environment, require, setting_checks
-from .config import PACKAGE, DistributedConfig, Size, add_settings, parse
+from .checks import Check, batch_check, number_in_environment, require, run_dir_check
+from .config import PACKAGE, Config, DistributedConfig, Size, add_settings, parse
 from .distributed import hardware, launcher, starter, transport
+from .task.settings import requirements
 
 USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
 
@@ -60,6 +63,14 @@ def launch(arguments: list[str]) -> int:
     if here:
         os.execvp(command[0], command)
     return launcher.start(command)
+
+
+def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True) -> Iterator[Check]:
+    """Yield what the settings require for each number of processes that there may be; ``here``, of this machine."""
+    yield batch_check(config, world_sizes)
+    if here:
+        yield from requirements(config)
+        yield run_dir_check(Path(config.train.run_dir))
 
 
 def planned_size(nproc_per_node: int | None = None) -> Size:

@@ -6,8 +6,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from .config import Config, UsageError
-from .data import TrainingBatches, create_datasets
+from .batches import TrainingBatches
+from .config import Config
+from .errors import UsageError
+from .task.data import load
 
 EPOCHS = 2
 SHOWN_RANKS = 8
@@ -21,8 +23,9 @@ def shards(config: Config, world_size: int) -> int:
     """
     if world_size < 1:
         raise UsageError(f"--world-size is a number of processes, such as 2, not {world_size}")
-    size = len(create_datasets(config.data)[0])
-    table = Table(title=f"{config.data.dataset}: {size} samples, global batch {config.data.batch_size}", box=None)
+    data = load(config.task)
+    size = len(data.train)
+    table = Table(title=f"{data.title}: {size} samples, global batch {config.data.batch_size}", box=None)
     for title in ("epoch", "rank", "samples", "first ones"):
         table.add_column(title, justify="right" if title != "first ones" else "left")
     orders = []

@@ -24,7 +24,8 @@ from importlib import metadata
 from typing import Any
 
 from ..checks import Check, refuse_foreign_launchers
-from ..config import PACKAGE, Config, DistributedConfig, UsageError
+from ..config import PACKAGE, Config, DistributedConfig
+from ..errors import UsageError
 from . import hardware, launcher, starter, transport
 
 TRIAL = hardware.TRIAL

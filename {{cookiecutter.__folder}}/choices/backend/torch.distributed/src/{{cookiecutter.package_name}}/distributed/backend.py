@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checks import Check
-from ..config import DistributedConfig, Ranks, UsageError
+from ..config import DistributedConfig, Ranks
+from ..errors import UsageError
 from . import transport
 
 Value = TypeVar("Value")

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 
 from ..checks import Check
-from ..config import Device, UsageError
+from ..config import Device
+from ..errors import UsageError
 
 NAME = "gpu"
 DEVICE: Device = "cuda"

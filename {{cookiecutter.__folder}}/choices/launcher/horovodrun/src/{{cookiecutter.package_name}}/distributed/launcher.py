@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator
 
 from ..checks import Check, number_of_nodes
-from ..config import PACKAGE, Ranks, Size, UsageError
+from ..config import PACKAGE, Ranks, Size
+from ..errors import UsageError
 from . import starter
 
 NAME = "horovodrun"

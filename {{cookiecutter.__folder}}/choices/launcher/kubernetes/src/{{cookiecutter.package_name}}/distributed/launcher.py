@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 
 from ..checks import Check, command_check
-from ..config import Ranks, Size, UsageError
+from ..config import Ranks, Size
+from ..errors import UsageError
 from . import starter
 
 NAME = "kubernetes"

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..checks import Check, free_port, number_of_nodes
-from ..config import PACKAGE, Ranks, Size, UsageError
+from ..config import PACKAGE, Ranks, Size
+from ..errors import UsageError
 from . import starter, transport
 
 NAME = "mpirun"

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..checks import Check, command_check, number_of_nodes
-from ..config import Ranks, Size, UsageError
+from ..config import Ranks, Size
+from ..errors import UsageError
 from . import hardware, starter
 
 NAME = "slurm"

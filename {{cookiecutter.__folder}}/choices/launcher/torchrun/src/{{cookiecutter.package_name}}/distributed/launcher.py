@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterator
 
 from ..checks import Check
-from ..config import PACKAGE, Ranks, Size, UsageError
+from ..config import PACKAGE, Ranks, Size
+from ..errors import UsageError
 from . import starter
 
 NAME = "torchrun"

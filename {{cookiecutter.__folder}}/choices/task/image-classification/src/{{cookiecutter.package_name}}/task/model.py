@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
-from .config import ModelConfig
+from .data import Data
+from .settings import TaskConfig
 
 
-def create_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Return a network from images (batch, *shape) to scores (batch, num_classes).
+def create_model(settings: TaskConfig, data: Data) -> nn.Module:
+    """Return a network from images (batch, *data.shape) to scores (batch, data.num_classes).
 
     It normalises by groups of channels, not over the batch: what it computes for a sample does not depend on the
     other samples of its process, so the result is the same on every world size. And it is smooth: at the kink of a ReLU
     the rounding of a sum decides which way a gradient goes, and two equal trainings soon differ in the fourth digit.
     """
-    width = config.width
+    width = settings.width
     return nn.Sequential(
-        _block(shape[0], width),
+        _block(data.shape[0], width),
         _block(width, 2 * width),
         nn.AvgPool2d(2),
         _block(2 * width, 2 * width),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(8 * width, num_classes),
+        nn.Linear(8 * width, data.num_classes),
     )
-
-
-def loss_function(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats of scores (batch, classes) for labels (batch,); 0 for an empty batch."""
-    return nn.functional.cross_entropy(scores, labels, reduction="sum") / max(len(labels), 1)
 
 
 def _block(channels_in: int, channels_out: int) -> nn.Sequential:

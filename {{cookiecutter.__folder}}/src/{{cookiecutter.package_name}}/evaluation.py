@@ -1,0 +1,168 @@
+"""What is measured on the validation set: the same numbers, whatever the number of processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import ignite.distributed as idist
+import torch
+from ignite.distributed import utils as idist_utils
+from ignite.distributed.comp_models.base import _SerialModel
+from ignite.engine import Engine
+from ignite.metrics import Metric
+from ignite.utils import apply_to_tensor, convert_tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from . import handlers
+from .batches import EvaluationBatches, create_loader
+from .config import Config
+from .distributed import backend
+from .engines import AUTOCAST_TYPES
+from .errors import UsageError
+from .task import objective
+from .task.data import load
+from .task.model import create_model
+
+Pair = tuple[Any, Any]
+"""outputs of the model and targets of one batch"""
+
+
+def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
+    """Print the metrics of ``checkpoint`` on the validation set as one line of JSON, from rank 0.
+
+    They are the numbers that the training reported, whatever the number of processes here and there.
+    """
+    data = load(config.task)
+    batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
+    model = create_model(config.task, data).to(idist.device())
+    handlers.load_checkpoint(Path(checkpoint), {"model": model})
+    metrics = evaluate(model, create_loader(data.val, batches, config.data.num_workers), config)
+    if idist.get_rank() == 0:
+        print(json.dumps({"checkpoint": checkpoint, **metrics}))
+    return 0
+
+
+def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[str, float]:
+    """Return ``val_loss`` and ``val_NAME`` of every metric of the task over all ranks' batches; every rank must call it.
+
+    ``model`` must not be wrapped: the ranks may hold different numbers of batches, and a wrapped model can wait for
+    the others in each of them. Its modules are as they were before, in training mode or not.
+
+    Raises:
+        UsageError: if a metric is not one number.
+    """
+    metrics = create_metrics()
+    scorer = Engine(lambda engine, pair: pair)
+    for name, metric in metrics.items():
+        metric.attach(scorer, name)
+    batches = loader.batch_sampler
+    assert isinstance(batches, EvaluationBatches)
+    losses: list[Tensor] = []
+    with evaluating(model):
+        pairs = predict(model, loader, config, losses)
+        if idist.get_world_size() == 1 or (batches.reach_every_rank and not any(map(keeps_samples, metrics.values()))):
+            scorer.run(pairs, epoch_length=len(loader))
+        else:
+            everyones = gather(list(pairs))
+            with as_one_process():
+                scorer.run(everyones)
+    # Weighted by their samples, in double precision.
+    loss = sum(float(loss) * len(batch) for loss, batch in zip(losses, batches, strict=True))
+    loss, samples = (float(idist.all_reduce(value)) for value in (float(loss), float(sum(map(len, batches)))))
+    values = {name: scorer.state.metrics[name] for name in metrics}
+    return {f"val_{name}": one_number(name, value) for name, value in {"loss": loss / samples, **values}.items()}
+
+
+def create_metrics() -> dict[str, Metric]:
+    """Return the task's table of metrics.
+
+    Raises:
+        UsageError: if the score is not among them.
+    """
+    device = idist.device()
+    # Sums are kept in float64, on the CPU where the device has none.
+    metrics = objective.metrics(torch.device("cpu") if device.type == "xla" else device)
+    if objective.SCORE not in ("loss", *metrics):
+        names = ", ".join(["loss", *metrics])
+        raise UsageError(f"SCORE {objective.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)
+    return metrics
+
+
+@torch.no_grad()
+def predict(model: nn.Module, loader: DataLoader[Any], config: Config, losses: list[Tensor]) -> Iterator[Pair]:
+    """Yield outputs and targets of this rank's batches, and add the mean loss of each to ``losses``."""
+    device = idist.device()
+    batch: Any
+    outputs: Any
+    dtype = AUTOCAST_TYPES[config.train.amp]
+    for batch in loader:
+        batch = convert_tensor(batch, device, non_blocking=True)
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            outputs, targets = objective.forward(model, batch)
+        if dtype is not None:
+            outputs = apply_to_tensor(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
+        losses.append(objective.loss(outputs, targets))
+        yield outputs, targets
+
+
+def gather(pairs: list[Pair]) -> list[Pair]:
+    """Return the pairs of all ranks on the CPU, in the order in which one process would have them."""
+    everyones = backend.all_gather_object(apply_to_tensor(pairs, Tensor.cpu) if pairs else pairs)
+    # The batches were dealt in turn.
+    return [pair for pair in chain.from_iterable(zip_longest(*everyones)) if pair is not None]
+
+
+def keeps_samples(part: Any) -> bool:
+    """Tell whether a metric keeps the samples themselves, in a list, until it is computed.
+
+    ignite gathers them over the ranks only if each has the same number. A list that is something else does no harm.
+    """
+    if isinstance(part, Metric):
+        return any(map(keeps_samples, vars(part).values()))
+    if isinstance(part, tuple | dict):
+        return any(map(keeps_samples, part.values() if isinstance(part, dict) else part))
+    return isinstance(part, list)
+
+
+@contextmanager
+def as_one_process() -> Iterator[None]:
+    """Let ignite's metrics compute inside the ``with`` block as if this process were the only one.
+
+    Some cannot do otherwise on a rank without samples, or on ranks with different numbers of them.
+    """
+    model, need_to_sync = idist_utils._model, idist_utils._need_to_sync
+    idist_utils._model, idist_utils._need_to_sync = _SerialModel(), False
+    try:
+        yield
+    finally:
+        idist_utils._model, idist_utils._need_to_sync = model, need_to_sync
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode; afterwards, each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def one_number(name: str, value: Any) -> float:
+    """Return ``value`` to six significant figures.
+
+    Raises:
+        UsageError: if it is more than one number.
+    """
+    try:
+        return float(f"{float(value):.6g}")
+    except (TypeError, ValueError, RuntimeError):
+        raise UsageError(f"the metric {name} is not one number but {value}: average it in objective.py", 1) from None

@@ -1,0 +1,182 @@
+"""The folder of one run, and all that is kept in it but the checkpoints themselves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ignite.distributed as idist
+import torch
+import yaml
+
+from . import collectives, distributed
+from .config import Config, changed_settings, to_dict
+from .curves import draw_curves
+from .distributed import hardware, launcher
+from .errors import UsageError
+from .tracker import Listener, listeners
+
+logger = logging.getLogger(__package__)
+
+Record = dict[str, Any]
+
+
+class RunDirectory:
+    """The folder of one run; rank 0 alone writes it, each file under another name first.
+
+    It holds config.yaml, metrics.jsonl, summary.json, curves.png, log.txt and checkpoints/.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Open the folder on every rank.
+
+        Raises:
+            UsageError: if it cannot be written, or holds a run although ``train.resume`` is none.
+        """
+        self.config = config
+        self.path = Path(config.train.run_dir)
+        self.checkpoints = self.path / "checkpoints"
+        self.records: list[Record] = []
+        self.writes = idist.get_rank() == 0
+        self.started = time.perf_counter()
+        self.changes: list[str] = []
+        self.listeners: list[Listener] = []
+        refusal = self._open() if self.writes else ""
+        if idist.get_world_size() > 1:
+            refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
+        if refusal:
+            raise UsageError(refusal, 1)
+        self._start_logging()
+        if self.writes:
+            self.listeners = listeners(self.path)
+
+    def _open(self) -> str:
+        """Make the folder; return why it cannot be used, or nothing."""
+        path, resume = self.path, self.config.train.resume
+        if resume == "none" and (path / "config.yaml").exists():
+            return f"{path} holds a run already: choose another train.run_dir, or --train.resume auto to resume it"
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            if (path / "config.yaml").exists():
+                self.changes = changed_settings(yaml.safe_load((path / "config.yaml").read_text()), self.config)
+            with tempfile.TemporaryFile(dir=path):
+                pass
+        except OSError as error:
+            return f"train.run_dir {path} cannot be written ({error.strerror}): choose another one"
+        return ""
+
+    def _start_logging(self) -> None:
+        logger.setLevel(logging.INFO if self.writes else logging.WARNING)
+        logger.propagate = False
+        # It says again what the process itself says at its end.
+        logging.getLogger("ignite.engine").setLevel(logging.CRITICAL)
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+        rank = f"[rank {idist.get_rank()}] " if not self.writes else ""
+        handlers: list[logging.Handler] = [logging.StreamHandler()]
+        if self.writes:
+            handlers.append(logging.FileHandler(self.path / "log.txt"))
+        for handler in handlers:
+            handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))
+            logger.addHandler(handler)
+        if self.changes:
+            logger.warning("settings changed since this run began: %s", ", ".join(self.changes))
+
+    def begin(self) -> None:
+        """Write config.yaml: from here on, these settings are those of the run."""
+        if self.writes:
+            (self.path / "stopped").unlink(missing_ok=True)
+            write_atomically(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+
+    def is_recorded(self, iteration: int) -> bool:
+        """Tell whether the run has been evaluated after so many steps."""
+        return bool(self.records) and self.records[-1]["iteration"] == iteration
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """Return the checkpoint to resume from, the same on every rank, as ``train.resume`` says.
+
+        Raises:
+            UsageError: if the file that was asked for is not there.
+        """
+        resume = self.config.train.resume
+        found: Path | None = None
+        if resume == "auto":
+            files = list(self.checkpoints.glob("last_*.pt")) if self.writes else []
+            found = max(files, key=_iteration_of, default=None)
+        elif resume != "none":
+            found = Path(resume)
+            if not found.is_file():
+                raise UsageError(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
+        if idist.get_world_size() > 1:
+            # A node with an older view of the file system must not start from another one.
+            found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
+            found = None if found == Path() else found
+        return found
+
+    def take_up_records(self, iteration: int) -> None:
+        """Keep the records of the run that is being resumed, up to its checkpoint."""
+        file = self.path / "metrics.jsonl"
+        if file.exists():
+            records = [json.loads(line) for line in file.read_text().splitlines()]
+            self.records = [record for record in records if record["iteration"] <= iteration]
+
+    def append(self, record: Record) -> None:
+        """Add one evaluation to metrics.jsonl."""
+        self.records.append(record)
+        if self.writes:
+            for listener in self.listeners:
+                listener(record)
+            lines = "".join(json.dumps(record) + "\n" for record in self.records)
+            write_atomically(self.path / "metrics.jsonl", lines)
+
+    def is_finished(self, iteration: int) -> bool:
+        """Tell every rank whether summary.json is that of so many steps."""
+        file = self.path / "summary.json"
+        missing = self.writes and not (file.exists() and json.loads(file.read_text()).get("iteration") == iteration)
+        return not collectives.all_reduce_any(missing)
+
+    def mark_stopped(self) -> None:
+        """Leave a mark for those who cannot see the exit code: the run has a checkpoint, and can be resumed."""
+        if self.writes:
+            (self.path / "stopped").touch()
+
+    def finish(self, summary: Record, title: str) -> None:
+        """Write summary.json (the last record and ``summary``) and draw curves.png under ``title``."""
+        if not self.writes:
+            return
+        (self.path / "stopped").unlink(missing_ok=True)
+        last = self.records[-1] if self.records else {}
+        place = {
+            "backend": self.config.distributed.backend,
+            "launcher": launcher.NAME,
+            "hardware": hardware.NAME,
+            "device": device_name(),
+            "world_size": idist.get_world_size(),
+            "nnodes": idist.get_nnodes(),
+            "wall_time_s": round(time.perf_counter() - self.started, 3),
+            "versions": distributed.versions(),
+        }
+        write_atomically(self.path / "summary.json", json.dumps({**last, **place, **summary}, indent=2) + "\n")
+        if self.records:
+            draw_curves(self.records, self.path / "curves.png", title)
+
+
+def device_name() -> str:
+    """Return what this process computes on, as people call it."""
+    device = idist.device()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` so that a reader, or a crash, never meets half of it."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _iteration_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.rpartition("_")[2])

@@ -1,0 +1,53 @@
+"""The package's modules, with the small task in the place of yours: what tests/ imports, once for all tests."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from {{ cookiecutter.package_name }} import (
+        batches,
+        checks,
+        config,
+        curves,
+        distributed,
+        doctor,
+        early_signals,
+        errors,
+        evaluation,
+        training,
+    )
+    from {{ cookiecutter.package_name }}.__main__ import main
+else:
+    from small import (
+        batches,
+        checks,
+        config,
+        curves,
+        distributed,
+        doctor,
+        early_signals,
+        errors,
+        evaluation,
+        training,
+    )
+    from small.__main__ import main
+
+# Of another type than those of your own task.
+objective = import_module("small.task.objective")
+task_data = import_module("small.task.data")
+
+__all__ = [
+    "batches",
+    "checks",
+    "config",
+    "curves",
+    "distributed",
+    "doctor",
+    "early_signals",
+    "errors",
+    "evaluation",
+    "main",
+    "objective",
+    "task_data",
+    "training",
+]

@@ -1,0 +1,46 @@
+"""The squared error, and as many metrics of every kind as a test asks for."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from ignite.metrics import MeanAbsoluteError, Metric, MetricsLambda, Precision
+from ignite.metrics.regression.median_absolute_error import MedianAbsoluteError
+from torch import Tensor, nn
+
+from .data import Sample
+
+SCORE = "error"
+HIGHER_IS_BETTER = False
+LOSS_LABEL = "mean squared error"
+
+
+def forward(model: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
+    return model(batch["x"]), batch["y"]
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.mse_loss(outputs, targets)
+
+
+def as_classes(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Turn both into two classes each: positive or not."""
+    outputs, targets = pair
+    return torch.stack([-outputs, outputs], dim=1), (targets > 0).long()
+
+
+def metrics(device: torch.device) -> dict[str, Metric]:
+    table: dict[str, Metric] = {"error": MeanAbsoluteError(device=device)}
+    for name in os.environ.get("SMALL_METRICS", "").split():
+        if name == "median":
+            # It keeps all samples until it is computed.
+            table[name] = MedianAbsoluteError(device=device)
+        elif name == "double":
+            table[name] = MetricsLambda(lambda value: 2 * value, MedianAbsoluteError(device=device))
+        elif name == "precision":
+            # Before it has seen a sample, it does not know the number of classes.
+            table[name] = Precision(average=True, device=device, output_transform=as_classes)
+        elif name == "each":
+            table[name] = Precision(average=False, device=device, output_transform=as_classes)
+    return table

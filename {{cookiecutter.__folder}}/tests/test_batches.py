@@ -1,0 +1,106 @@
+"""Which rank gets which samples when, and how they become batches."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from frame import batches, checks, errors, task_data
+
+EVALUATION_BATCH_SIZE = batches.EVALUATION_BATCH_SIZE
+
+
+def global_steps(size: int, batch_size: int, world_size: int, epoch: int) -> list[list[int]]:
+    ranks = [batches.TrainingBatches(size, batch_size, rank, world_size, seed=3) for rank in range(world_size)]
+    for rank in ranks:
+        rank.start_at(epoch * len(rank))
+    return [[index for share in shares for index in share] for shares in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_each_step_holds_the_same_samples_on_every_world_size(world_size: int) -> None:
+    assert global_steps(100, 16, world_size, epoch=2) == global_steps(100, 16, 1, epoch=2)
+
+
+def test_an_epoch_repeats_no_sample_and_leaves_out_less_than_a_batch() -> None:
+    seen = np.concatenate(global_steps(100, 16, 4, epoch=0))
+    assert len(set(seen)) == len(seen) == 96
+
+
+def test_every_epoch_has_another_order() -> None:
+    assert global_steps(100, 16, 2, epoch=0) != global_steps(100, 16, 2, epoch=1)
+
+
+def test_a_pass_begins_in_mid_epoch_where_it_is_told() -> None:
+    steps = batches.TrainingBatches(100, 16, 0, 1, seed=0)
+    steps.start_at(len(steps))
+    whole = list(steps)
+    steps.start_at(len(steps) + 4)
+    assert list(steps) == whole[4:]
+
+
+@pytest.mark.parametrize(("batch_size", "choices"), [(10, "8 or 12"), (3, "choose 4")])
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch_size: int, choices: str) -> None:
+    with pytest.raises(errors.UsageError, match=choices):
+        batches.TrainingBatches(100, batch_size, 0, 4, seed=0)
+
+
+def test_a_batch_fits_every_number_of_processes_that_can_occur() -> None:
+    checks.check_batch_size(48, [2, 4, 6, 8])
+    with pytest.raises(errors.UsageError, match="64 is not divisible by 2, 4, 6 and 8 processes: choose 48 or 72"):
+        checks.check_batch_size(64, [2, 4, 6, 8])
+
+
+def test_a_batch_larger_than_the_training_set_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="at most 100"):
+        batches.TrainingBatches(100, 128, 0, 2, seed=0)
+
+
+@pytest.mark.parametrize("size", [1, EVALUATION_BATCH_SIZE, 3 * EVALUATION_BATCH_SIZE + 7])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_evaluation_reads_every_sample_once_in_batches_that_do_not_depend_on_the_world(
+    size: int, world_size: int
+) -> None:
+    ranks = [batches.EvaluationBatches(size, rank, world_size) for rank in range(world_size)]
+    seen = sorted(batch for rank in ranks for batch in rank)
+    assert seen == list(batches.EvaluationBatches(size, 0, 1))
+    assert [index for batch in seen for index in batch] == list(range(size))
+    assert {rank.reach_every_rank for rank in ranks} == {all(len(rank) for rank in ranks)}
+
+
+def test_an_empty_validation_set_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="the validation set is empty"):
+        batches.EvaluationBatches(0, 0, 1)
+
+
+def read(dataset: Any, num_workers: int = 0) -> list[Any]:
+    steps = batches.TrainingBatches(len(dataset), 4, 1, 2, seed=0)
+    return list(batches.create_loader(dataset, steps, num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("form", [task_data.Points, task_data.ListedPoints, task_data.WholePoints])
+def test_a_dataset_may_answer_with_a_sample_or_a_list_of_samples_or_a_batch(form: Any, num_workers: int) -> None:
+    dataset = form(10, seed=0)
+    order = batches.epoch_order(10, 0, 0)
+    read_batches = read(dataset, num_workers)
+    assert len(read_batches) == 2
+    for step, batch in enumerate(read_batches):
+        chosen = order[4 * step + 2 : 4 * step + 4]
+        torch.testing.assert_close(batch, {"x": dataset.x[chosen], "y": dataset.y[chosen]}, rtol=0, atol=0)
+
+
+def test_a_part_of_a_dataset_serves_too() -> None:
+    dataset = task_data.WholePoints(20, seed=0)
+    part = torch.utils.data.Subset(dataset, range(10, 20))
+    for batch in read(part):
+        assert set(batch["y"].tolist()) < set(dataset.y[10:].tolist())
+
+
+def test_the_task_may_make_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_data, "collate", lambda samples: [sample["y"] for sample in samples], raising=False)
+    dataset = task_data.Points(10, seed=0)
+    order = batches.epoch_order(10, 0, 0)
+    assert read(dataset)[0] == [dataset.y[order[2]], dataset.y[order[3]]]
+    # What is a batch already is left alone.
+    assert set(read(task_data.WholePoints(10, seed=0))[0]) == {"x", "y"}

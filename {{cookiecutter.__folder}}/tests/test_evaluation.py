@@ -1,0 +1,102 @@
+"""What is measured: the same numbers on any number of processes, whatever the metric, and a model left as it was."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Run, call, launch, train
+from frame import distributed, evaluation, objective
+from torch import nn
+
+ONE = ("--distributed.nproc_per_node", "1")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A short training in one process."""
+    return train(tmp_path_factory.mktemp("evaluation") / "run", 1, "--train.epochs", "2")
+
+
+def test_a_checkpoint_is_as_good_as_its_training_said(trained: Run) -> None:
+    metrics = json.loads(call("evaluate", "--checkpoint", str(trained.checkpoint()), *ONE).output)
+    assert {key: metrics[key] for key in ("val_loss", "val_error")} == {
+        key: trained.records[-1][key] for key in ("val_loss", "val_error")
+    }
+
+
+@pytest.mark.parametrize(
+    ("processes", "val_size", "metrics"),
+    [
+        pytest.param(2, 300, "precision", id="every rank has a batch"),
+        pytest.param(2, 300, "precision median double", id="samples are kept, more on one rank than on the other"),
+        pytest.param(3, 20, "precision median", id="two ranks have no batch"),
+    ],
+)
+def test_metrics_are_the_same_for_any_number_of_processes(
+    trained: Run, monkeypatch: pytest.MonkeyPatch, processes: int, val_size: int, metrics: str
+) -> None:
+    monkeypatch.setenv("SMALL_METRICS", metrics)
+    arguments = ("evaluate", "--checkpoint", str(trained.checkpoint()), "--task.val_size", str(val_size))
+    one, many = call(*arguments, *ONE), launch(processes, *arguments)
+    expected = json.loads(one.output)
+    assert expected.keys() == {"checkpoint", "val_loss", "val_error", *(f"val_{name}" for name in metrics.split())}
+    # Some launchers write the rank before what a process prints.
+    assert json.loads(many.output[many.output.index("{") :]) == expected
+
+
+@pytest.mark.parametrize(("metrics", "kept"), [("", False), ("precision", False), ("median", True), ("double", True)])
+def test_a_metric_that_keeps_samples_is_known(metrics: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_METRICS", metrics)
+    assert any(map(evaluation.keeps_samples, evaluation.create_metrics().values())) == kept
+
+
+def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+
+    def remember(text: str) -> list[str]:
+        texts.append(text)
+        return texts
+
+    monkeypatch.setattr(distributed, "gather_text", remember)
+    for numbers in ([0, 3], [1, 4], [2], []):
+        pairs = evaluation.gather([(torch.tensor(number), torch.tensor(number)) for number in numbers])
+    assert [int(outputs) for outputs, _ in pairs] == [0, 1, 2, 3, 4]
+
+
+def test_evaluation_leaves_every_module_in_its_mode() -> None:
+    frozen = nn.Dropout().eval()
+    model = nn.ModuleDict({"frozen": frozen, "other": nn.Dropout()})
+    modes = [module.training for module in model.modules()]
+    with evaluation.evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == modes == [True, False, True]
+
+
+def test_a_score_that_is_not_measured_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objective, "SCORE", "speed")
+    refused = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
+    assert refused.code == 1
+    assert "error: SCORE speed of objective.py is not one of its metrics: choose one of loss, error" in refused.errors
+
+
+def test_the_loss_may_be_the_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "SCORE", "loss")
+    run = train(tmp_path / "run", 1, "--train.epochs", "2")
+    assert (run.path / "checkpoints" / "best_32.pt").exists()
+
+
+def test_a_metric_of_several_numbers_is_refused(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_METRICS", "each")
+    refused = call("evaluate", "--checkpoint", str(trained.checkpoint()), *ONE)
+    assert refused.code == 1
+    assert "the metric each is not one number" in refused.errors
+    assert refused.errors.count("\n") == 1
+
+
+def test_small_numbers_keep_their_digits() -> None:
+    values: list[Any] = [1.23456789e-8, torch.tensor(0.5), 3]
+    assert [evaluation.one_number("any", value) for value in values] == [1.23457e-8, 0.5, 3.0]
