@@ -44,7 +44,10 @@ FILES: dict[Condition, str] = {
         scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
         """,
     lambda answers: answers["__backend"] == "horovod": "scripts/install_horovod.sh",
+    lambda answers: answers["__launcher"] != "spawn": "docs/many-nodes.md",
 }
+# Its pages are named after them.
+PAGES = "docs/{__backend}.md docs/{__launcher}.md"
 # Free text stays out of whatever a shell or Python runs.
 PLACES = {
     "project_name": ".ddl-template.json README.md",
@@ -53,7 +56,7 @@ PLACES = {
 }
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
-    r"src/\w+/distributed\.py|(scripts|configs|\.github)/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json"
+    r"src/\w+/distributed\.py|(scripts|configs|docs|\.github)/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json"
 )
 # Words of a target, and who may say them.
 WORDS: dict[str, Callable[[Target], bool]] = {
@@ -90,6 +93,7 @@ EXCEPTIONS = [
     (r"cpu-.*/distributed\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
     (r"\w+-(gloo|nccl|mpi)-.*/distributed\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
     (r"\w+-(?!xla).*/distributed\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
+    (r"gpu-horovod-.*/docs/horovod\.md", r"nccl|NCCL", "an option of Horovod's own build"),
     (r"tpu-.*/connectivity\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
 ]
 
@@ -101,6 +105,7 @@ def as_written_for(project: BakedProject, name: str) -> str:
 def test_each_answer_adds_its_files_and_no_others(projects: list[BakedProject]) -> None:
     for project in projects:
         expected = {name for keep, names in FILES.items() if keep(project.answers) for name in names.split()}
+        expected |= {*PAGES.format_map(project.answers).split()}
         assert {as_written_for(project, name) for name in project.files()} == expected, project
 
 
