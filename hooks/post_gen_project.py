@@ -53,11 +53,13 @@ if __name__ == "__main__":
 
     backend, launcher, slug = answer("backend"), answer("launcher"), ANSWERS["project_slug"]
     # What README.md has to say before the first command, and what follows the installation.
-    before = next((ANSWERS["_before"][name] for name in (backend, launcher) if name in ANSWERS["_before"]), "")
+    before = next(
+        (ANSWERS["_before"][name] for name in (backend, launcher) if name in ANSWERS["_before"]), ""
+    )
     installs = [ANSWERS["_install"][name] for name in (backend, launcher) if name in ANSWERS["_install"]]
     lines = [f'cd {slug} && python3 -m pip install -e ".[dev]"', *installs, "scripts/train.sh"]
     print(
         f"\n{slug} is ready ({answer('hardware')}, {backend}, {launcher}). "
-        f"{f'After {before}, see README.md:' if before else 'Next:'}\n"
+        f"{f'It requires {before}: see README.md. Then:' if before else 'Next:'}\n"
     )
     print("".join(f"  {line}\n" for line in lines))

@@ -39,11 +39,13 @@ def refused_text(key: str, text: str) -> str | None:
         return f"{key} is empty: give it a text"
     # A zero-width joiner is what holds some emoji together.
     if not text.replace("\u200d", "").isprintable():
-        return f"{key} {text!a} holds a line break or a control character: write it on one line of plain text"
+        return (
+            f"{key} {text!a} contains a line break or a control character: write it on one line of plain text"
+        )
     # Built from halves, because this file itself goes through the template engine.
     brackets = ["{" + mark for mark in "%#{"] + [mark + "}" for mark in "}%#"]
     if any(bracket in text for bracket in brackets):
-        return f"{key} {text!a} holds template brackets: leave out double braces and braces with % or #"
+        return f"{key} {text!a} contains template brackets: remove double braces, and braces next to % or #"
     return None
 
 
@@ -67,7 +69,7 @@ def refused_package(name: str, reserved: set[str]) -> str | None:
             "digits and underscores, for example package_name=my_project"
         )
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
-        return f"package_name {name!a} is a word of the Python language: choose package_name={name}_project"
+        return f"package_name {name!a} is a keyword of Python: choose package_name={name}_project"
     if name in reserved or name in sys.stdlib_module_names:
         return f"package_name {name!a} would shadow another module: choose package_name={name}_project"
     return None

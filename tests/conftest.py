@@ -160,11 +160,29 @@ def template_repository(tmp_path_factory: pytest.TempPathFactory, environment: d
     """The template as a git repository would hand it out: what is ignored by git is not in it."""
     repository = tmp_path_factory.mktemp("repository") / "ddl-template.git"
     repository.mkdir()
-    for path in [ROOT / ".gitignore", ROOT / "cookiecutter.json"]:
-        shutil.copy(path, repository)
-    for path in [ROOT / "hooks", *ROOT.glob("{{*}}")]:
-        shutil.copytree(path, repository / path.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for command in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "The template"]):
-        done = run("git", *command, cwd=repository, env=environment)
-        assert done.returncode == 0, done.stderr
+    copy_template(repository)
+    git(repository, environment, "init", "-q", "-b", "main")
+    commit_all(repository, environment)
     return repository
+
+
+def copy_template(folder: Path) -> None:
+    """Copy what cookiecutter reads."""
+    for path in [ROOT / ".gitignore", ROOT / "cookiecutter.json"]:
+        shutil.copy(path, folder)
+    for path in [ROOT / "hooks", *ROOT.glob("{{*}}")]:
+        shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def git(folder: Path, environment: dict[str, str], *arguments: str) -> str:
+    """Run git as the user of the tests; return what it printed."""
+    done = run("git", *arguments, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def commit_all(folder: Path, environment: dict[str, str]) -> str:
+    """Commit everything in the folder; return the commit."""
+    git(folder, environment, "add", "-A")
+    git(folder, environment, "commit", "-q", "-m", "All")
+    return git(folder, environment, "rev-parse", "HEAD").strip()

@@ -20,10 +20,10 @@ INTRODUCTION = """\
 
 Written by the tests, never by hand.
 
-- **executed**: a test baked the target, installed the packages that its own pyproject.toml asks for, and the MPI, Horovod or
+- **executed**: a test rendered the target, installed the packages that its own pyproject.toml requires, and the MPI, Horovod or
   torch that its README names, started its own launcher, and checked what was learned.
 - **stand-in**: the same, but without the hardware; what ran instead is named.
-- **rendered only**: baked, read, parsed, linted and typed, but not started.
+- **rendered only**: rendered, read, parsed, linted and typed, but not started.
 
 *Difference* is the largest one of any weight, after 44 steps, to the same steps of a single process in plain torch.
 

@@ -2,11 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from baking import COMBINATIONS, CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, Target, snapshot
-from conftest import Bake, Refuse, Shell, the_sentence
+from baking import COMBINATIONS, CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, Target, run, snapshot
+from conftest import Bake, Refuse, Shell, commit_all, copy_template, git, the_sentence
 
 # The table of the design, written out a second time: a changed cookiecutter.json must be meant.
 EVERYWHERE = ["torchrun", "spawn", "slurm", "mpirun", "kubernetes"]
@@ -190,3 +191,79 @@ def test_cruft_creates_checks_and_sees_no_difference(
         assert done.returncode == 0, done.stdout + done.stderr
     (project / "README.md").write_text("mine\n")
     assert shell("cruft", "diff", "--exit-code", cwd=project).returncode == 1
+
+
+# The last version before the answers had folders.
+OLDER = "9402b9b"
+
+
+@pytest.fixture
+def older_and_newer(tmp_path: Path, environment: dict[str, str]) -> tuple[Path, str]:
+    """A repository with an older version of the template and this one, and the commit of the older one."""
+    repository = tmp_path / "ddl-template.git"
+    repository.mkdir()
+    archive = tmp_path / "older.tar"
+    if run("git", "archive", "-o", archive, OLDER, cwd=ROOT).returncode == 0:
+        assert run("tar", "-xf", archive, cwd=repository).returncode == 0
+    else:
+        # A copy without history: an older version is made up.
+        copy_template(repository)
+        (project,) = repository.glob("{{*}}")
+        for path in (project / "README.md", *project.glob("src/*/training.py")):
+            path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-3]))
+        (project / "choices/launcher/torchrun/docs/torchrun.md").unlink()
+    git(repository, environment, "init", "-q", "-b", "main")
+    older = commit_all(repository, environment)
+    for path in [repository / "hooks", *repository.glob("{{*}}")]:
+        shutil.rmtree(path)
+    copy_template(repository)
+    commit_all(repository, environment)
+    return repository, older
+
+
+def edit(file: Path, old: str, new: str) -> None:
+    """Change the one place in a file that reads ``old``, as a user would."""
+    text = file.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{old!r} in {file.name}"
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_an_update_to_a_newer_template_keeps_what_the_user_has_edited(
+    shell: Shell, older_and_newer: tuple[Path, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    repository, older = older_and_newer
+    done = shell("cruft", "create", "--no-input", "--checkout", older, repository)
+    assert done.returncode == 0, done.stdout + done.stderr
+    project = tmp_path / "my-ddl-project"
+    assert not (project / "docs/torchrun.md").exists()
+    edit(project / "configs/default.yaml", "lr: 0.003", "lr: 0.01")
+    edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
+    (project / "src/my_ddl_project/mine.py").write_text("MINE = True\n")
+    git(project, environment, "init", "-q")
+    commit_all(project, environment)
+    done = shell("cruft", "update", "-y", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lr: 0.01" in (project / "configs/default.yaml").read_text()
+    assert "Measured on our own images.\n" in (project / "README.md").read_text()
+    assert (project / "src/my_ddl_project/mine.py").read_text() == "MINE = True\n"
+    assert (project / "docs/torchrun.md").is_file()
+    assert not git(project, environment, "diff", "--name-only", "--diff-filter=U"), "conflicts"
+    assert not list(project.rglob("*.rej"))
+    assert shell("cruft", "check", cwd=project).returncode == 0
+
+
+def test_an_update_with_another_launcher_makes_the_project_for_it_and_keeps_edits(
+    shell: Shell, bake: Bake, template_repository: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = shell("cruft", "create", "--no-input", template_repository)
+    assert done.returncode == 0, done.stdout + done.stderr
+    project = tmp_path / "my-ddl-project"
+    git(project, environment, "init", "-q")
+    edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
+    commit_all(project, environment)
+    variables = json.dumps({"launcher": "slurm"})
+    done = shell("cruft", "update", "-y", "--variables-to-update", variables, cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    edit(project / "README.md", "\nMeasured on our own images.\n", "")
+    (project / ".cruft.json").unlink()
+    assert snapshot(project) == snapshot(bake(launcher="slurm").path)

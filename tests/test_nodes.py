@@ -82,7 +82,7 @@ def test_a_cut_cable_leaves_one_node_training_until_it_is_mended(project: Instal
     try:
         wait_for(lambda: "processes: 1" in first.said(), "the first node to go on alone")
     finally:
-        cluster.mend("node2")
+        cluster.restore("node2")
     if second.process.poll() is not None:
         # torchrun gives up where it cannot reach the others; whoever looks after the node starts it again.
         second = train_on(start, "node2", "runs/cut", *LONG, **elastic)

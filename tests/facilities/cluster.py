@@ -137,7 +137,7 @@ def cut(node: str) -> None:
     _ip("link", "set", f"ddl{NODES.index(node) + 1}", "down")
 
 
-def mend(node: str) -> None:
+def restore(node: str) -> None:
     """Plug the network cable of ``node`` in again."""
     _ip("link", "set", f"ddl{NODES.index(node) + 1}", "up")
 
@@ -227,7 +227,7 @@ def _slurm_up() -> None:
 
 def slurm_node_up(node: str) -> None:
     """Start a node anew that has crashed, and wait until jobs can run on it."""
-    mend(node)
+    restore(node)
     _stop(f"slurmd-{node}")
     up(slurm=True)
 
@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = parsers.add_parser("run", help="run a command on a node, in this folder")
     run.add_argument("node", choices=NODES)
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
-    for name, text in (("cut", "pull the network cable of a node"), ("mend", "plug it in again")):
+    for name, text in (("cut", "pull the network cable of a node"), ("restore", "plug it in again")):
         parsers.add_parser(name, help=text).add_argument("node", choices=NODES)
     options = parser.parse_args(arguments)
     try:
@@ -369,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "run":
             os.execvp("nsenter", [*enter(options.node), *options.words])
         else:
-            {"cut": cut, "mend": mend}[options.command](options.node)
+            {"cut": cut, "restore": restore}[options.command](options.node)
     except Missing as missing:
         print(f"error: {missing}", file=sys.stderr)
         return 1

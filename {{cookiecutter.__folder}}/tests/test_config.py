@@ -20,7 +20,7 @@ from conftest import FOLDERS, call, run
         (["train", "--data.batch_size", "0"], "data.batch_size must be at least 1, not 0"),
         (["train", "--task.width", "0"], "task.width must be at least 1, not 0"),
         (["train", "--task.train_size", "48"], "data.batch_size 64 is larger than task.train_size 48"),
-        (["doctor", "--elsewhere", "--task.train_size", "48"], "data.batch_size 64 is larger than task.train_size 48"),
+        (["launch", "--task.train_size", "48"], "data.batch_size 64 is larger than task.train_size 48"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["trian"], "there is no command trian: the valid ones are train"),
         (["evaluate"], "checkpoint"),

@@ -1,0 +1,1 @@
+RUN scripts/install_horovod.sh

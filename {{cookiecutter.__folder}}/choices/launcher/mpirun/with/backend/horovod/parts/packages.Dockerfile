@@ -1,0 +1,5 @@
+
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends build-essential cmake openmpi-bin \
+    && rm -rf /var/lib/apt/lists/*
