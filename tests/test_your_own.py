@@ -1,6 +1,5 @@
 """Whoever puts their own task into a project gets what docs/your-own-task.md promises: its snippets are executed, as they stand."""
 
-import json
 import re
 from pathlib import Path
 
@@ -68,9 +67,8 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
     project = install_with_data(install, tmp_path)
     # Not into the environment, which other tests share.
     beside = project.path / "src"
-    project.succeed("uv", "pip", "install", "--quiet", "--target", str(beside / "hub"), "datasets")
+    project.succeed("uv", "pip", "install", "--quiet", "--target", str(beside / "hub"), "datasets<5")
     project.environment["PYTHONPATH"] = f"{beside}:{beside / 'hub'}"
-    errors = {}
     for title, blocks in sections(bake(**TARGET._asdict()).read(PAGE)):
         for language, block in blocks:
             if language != "bash":
@@ -78,12 +76,14 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
                 continue
             command = block.split()
             if "train" not in command:
-                errors[title] = [len(line.split()) for line in project.succeed(*command).splitlines()]
-                assert errors[title] == [2] * 200
+                assert [len(line.split()) for line in project.succeed(*command).splitlines()] == [2] * 200
                 continue
             project.succeed(*command)
             run_dir = command[command.index("--train.run_dir") + 1]
             one = project.read_json(f"{run_dir}/summary.json")
+            assert one["val_error"] < 0.3, (title, one)
+            if not any("/data.py" in other for _, other in blocks):
+                continue
             # The same with the project's launcher, in two processes, learns the same.
             many = [*command[command.index("train") + 1 :], "--train.run_dir", f"{run_dir}-2"]
             project.succeed("scripts/train.sh", *many)
@@ -93,11 +93,8 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
             assert {name: two[name] for name in names} == pytest.approx(
                 {name: one[name] for name in names}, rel=1e-2
             )
-            assert one["val_error"] < 0.3, (title, one)
             assert two["weights_difference"] == 0.0
-    assert (
-        json.loads((project.path / "runs/huber/metrics.jsonl").read_text().splitlines()[-1])["val_r2"] > 0.9
-    )
+    assert project.read_json("runs/huber/summary.json")["val_r2"] > 0.9
 
 
 def test_the_tests_of_a_project_pass_with_another_task(

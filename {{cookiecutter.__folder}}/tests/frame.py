@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         training,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
+    from {{ cookiecutter.package_name }}.distributed import backend
 else:
     from small import (
         batches,
@@ -31,12 +32,14 @@ else:
         training,
     )
     from small.__main__ import main
+    from small.distributed import backend
 
 # Of another type than those of your own task.
 objective = import_module("small.task.objective")
 task_data = import_module("small.task.data")
 
 __all__ = [
+    "backend",
     "batches",
     "checks",
     "config",

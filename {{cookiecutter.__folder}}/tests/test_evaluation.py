@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run, call, launch, train
-from frame import distributed, evaluation, objective
+from frame import backend, evaluation, objective
 from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -53,13 +53,13 @@ def test_a_metric_that_keeps_samples_is_known(metrics: str, kept: bool, monkeypa
 
 
 def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[str] = []
+    values: list[Any] = []
 
-    def remember(text: str) -> list[str]:
-        texts.append(text)
-        return texts
+    def remember(value: Any) -> list[Any]:
+        values.append(value)
+        return values
 
-    monkeypatch.setattr(distributed, "gather_text", remember)
+    monkeypatch.setattr(backend, "all_gather_object", remember)
     for numbers in ([0, 3], [1, 4], [2], []):
         pairs = evaluation.gather([(torch.tensor(number), torch.tensor(number)) for number in numbers])
     assert [int(outputs) for outputs, _ in pairs] == [0, 1, 2, 3, 4]
