@@ -20,9 +20,6 @@ PACKAGE = str(__package__)
 EXIT_RESUMABLE = 85
 DEFAULT_CONFIG = Path("configs/default.yaml")
 
-Backend = Literal["auto", "gloo", "nccl", "mpi", "horovod", "xla-tpu"]
-Device = Literal["auto", "cpu", "cuda", "xla"]
-
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -97,9 +94,9 @@ class TrainConfig:
 class DistributedConfig:
     """Which processes train together; auto is what this project was made for."""
 
-    backend: Backend = "auto"
+    backend: str = "auto"
     """what carries tensors between the processes"""
-    device: Device = "auto"
+    device: str = "auto"
     """where each process computes; cpu tries a GPU project on a machine without GPUs"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..checks import Check
-from ..config import Backend
 
-NAME: Backend = "gloo"
+NAME = "gloo"
 PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
-CHOICES: tuple[Backend, ...] = (NAME,)  # what may carry the tensors
-ON_CPU: Backend = NAME  # what carries them on a CPU
+CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
+ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
 FIX = "install a torch that was built with it"
 RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
-BOUND_TO_DEVICE: tuple[Backend, ...] = ()  # whose process group belongs to one device of each process
+BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process
 
 
 def prepare() -> None:

@@ -1,13 +1,9 @@
 """What is known of the backend without importing torch: Horovod, built against the installed torch."""
 
-from __future__ import annotations
-
-from ..config import Backend
-
-NAME: Backend = "horovod"
+NAME = "horovod"
 PACKAGES: tuple[str, ...] = ("horovod",)  # distributions that have to fit torch
-CHOICES: tuple[Backend, ...] = (NAME,)  # what may carry the tensors
-ON_CPU: Backend = NAME  # what carries them on a CPU
+CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
+ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "run scripts/install_horovod.sh"
 RENDEZVOUS = True  # at MASTER_ADDR and MASTER_PORT, unless horovodrun serves it

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..checks import Check
-from ..config import Backend
 
-NAME: Backend = "mpi"
+NAME = "mpi"
 PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
-CHOICES: tuple[Backend, ...] = (NAME,)  # what may carry the tensors
-ON_CPU: Backend = NAME  # what carries them on a CPU
+CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
+ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
 RENDEZVOUS = False  # MPI connects the processes that its launcher has started
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
-BOUND_TO_DEVICE: tuple[Backend, ...] = ()  # whose process group belongs to one device of each process
+BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process
 
 
 def prepare() -> None:

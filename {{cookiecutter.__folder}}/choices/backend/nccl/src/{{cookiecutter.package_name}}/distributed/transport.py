@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..checks import Check
-from ..config import Backend
 
-NAME: Backend = "nccl"
+NAME = "nccl"
 PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
-CHOICES: tuple[Backend, ...] = (NAME, "gloo")  # what may carry the tensors
-ON_CPU: Backend = "gloo"  # what carries them on a CPU, in a trial without GPUs
+CHOICES: tuple[str, ...] = (NAME, "gloo")  # what may carry the tensors
+ON_CPU = "gloo"  # what carries them on a CPU, in a trial without GPUs
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install a torch with CUDA, or try it with --distributed.device cpu"
 RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
 EXPORTED = ("GLOO_", "NCCL_", "UCX_")  # how variables begin that other nodes need too
-BOUND_TO_DEVICE: tuple[Backend, ...] = (NAME,)  # whose process group belongs to one device of each process
+BOUND_TO_DEVICE: tuple[str, ...] = (NAME,)  # whose process group belongs to one device of each process
 
 
 def prepare() -> None:

@@ -1,12 +1,8 @@
 """What is known of the backend without importing torch: torch_xla, the one that reaches TPUs."""
 
-from __future__ import annotations
-
-from ..config import Backend
-
-NAME: Backend = "xla-tpu"
+NAME = "xla-tpu"
 PACKAGES: tuple[str, ...] = ("torch_xla",)  # distributions that have to fit torch
-CHOICES: tuple[Backend, ...] = (NAME,)  # what may carry the tensors
-ON_CPU: Backend = NAME  # what carries them on a CPU
+CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
+ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install the same version of both: python3 -m pip install -e ."

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 
 from ..checks import Check
-from ..config import Device
 
 NAME = "cpu"
-DEVICE: Device = "cpu"
-DEVICES: tuple[Device, ...] = (DEVICE,)
+DEVICE = "cpu"
+DEVICES: tuple[str, ...] = (DEVICE,)
 TRIAL: tuple[str, ...] = ()  # settings to add for a trial without the hardware
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more threads than cores wait for each other
 RESERVED = ""  # what a scheduler reserves one of for each process
@@ -21,17 +20,17 @@ def default_nproc_per_node(here: bool = True) -> int | None:
     return 2
 
 
-def hide_others(device: Device) -> None:
+def hide_others(device: str) -> None:
     """Keep the training from using GPUs that happen to be there; before torch looks for them."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def check(device: Device, nproc_per_node: int) -> Check:
+def check(device: str, nproc_per_node: int) -> Check:
     """Tell whether so many processes have what they compute on."""
     return Check("device", True, f"{os.cpu_count()} CPU cores")
 
 
-def claim(device: Device, local_rank: int) -> None:
+def claim(device: str, local_rank: int) -> None:
     """Make a device of its own the current one of this process: cores need none."""
 
 

@@ -7,12 +7,11 @@ import shutil
 import subprocess
 
 from ..checks import Check
-from ..config import Device
 from ..errors import UsageError
 
 NAME = "gpu"
-DEVICE: Device = "cuda"
-DEVICES: tuple[Device, ...] = (DEVICE, "cpu")
+DEVICE = "cuda"
+DEVICES: tuple[str, ...] = (DEVICE, "cpu")
 TRIAL: tuple[str, ...] = ("--distributed.device", "cpu")  # settings to add for a trial without the hardware
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more threads than cores wait for each other
 RESERVED = "gpus"  # what a scheduler reserves one of for each process
@@ -31,13 +30,13 @@ def default_nproc_per_node(here: bool = True) -> int | None:
     return max(listed.stdout.count("\n"), 1)
 
 
-def hide_others(device: Device) -> None:
+def hide_others(device: str) -> None:
     """Keep a trial on the CPU from using GPUs that happen to be there; before torch looks for them."""
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def check(device: Device, nproc_per_node: int) -> Check:
+def check(device: str, nproc_per_node: int) -> Check:
     """Tell whether so many processes have a GPU each, and why not."""
     import torch
 
@@ -70,7 +69,7 @@ def _why_no_gpu() -> tuple[str, str]:
     return f"this driver cannot serve CUDA {torch.version.cuda}", "update the driver, or install an older torch"
 
 
-def claim(device: Device, local_rank: int) -> None:
+def claim(device: str, local_rank: int) -> None:
     """Make a GPU of its own the current one of this process.
 
     Raises:

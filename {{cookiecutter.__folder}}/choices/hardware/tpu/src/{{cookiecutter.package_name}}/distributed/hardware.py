@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 
 from ..checks import Check
-from ..config import Device
 
 NAME = "tpu"
-DEVICE: Device = "xla"
-DEVICES: tuple[Device, ...] = (DEVICE,)
+DEVICE = "xla"
+DEVICES: tuple[str, ...] = (DEVICE,)
 TRIAL: tuple[str, ...] = ()  # settings to add for a trial without a TPU: PJRT_DEVICE=CPU says it
 ENVIRONMENT = {"PJRT_DEVICE": "TPU"}  # for every process, unless set
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
@@ -20,11 +19,11 @@ def default_nproc_per_node(here: bool = True) -> int | None:
     return None
 
 
-def hide_others(device: Device) -> None:
+def hide_others(device: str) -> None:
     """Keep the training from using other devices: torch_xla sees none."""
 
 
-def check(device: Device, nproc_per_node: int) -> Check:
+def check(device: str, nproc_per_node: int) -> Check:
     """Tell whether torch_xla is told what to use."""
     kind = os.environ.get("PJRT_DEVICE", "")
     if kind == "CPU" and nproc_per_node > 1:
@@ -32,7 +31,7 @@ def check(device: Device, nproc_per_node: int) -> Check:
     return Check("device", bool(kind), f"PJRT_DEVICE={kind}", "set PJRT_DEVICE=TPU, or CPU for a trial")
 
 
-def claim(device: Device, local_rank: int) -> None:
+def claim(device: str, local_rank: int) -> None:
     """Make a device of its own the current one of this process: torch_xla has done that."""
 
 
