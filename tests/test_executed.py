@@ -38,14 +38,12 @@ RUNNABLE = [
     )
     for target in TARGETS
 ]
-# The targets whose own tests run too: all that start on one machine by torch alone, and the others' default launchers.
+# The targets whose own tests run too: one for each way to start and to exchange; the others have the same source.
 REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
 WITH_OWN_TESTS = {
-    *(
-        target
-        for target in TARGETS
-        if target.backend in ("gloo", "nccl") and target.launcher in ("torchrun", "spawn")
-    ),
+    Target("cpu", "gloo", "torchrun"),
+    Target("cpu", "gloo", "spawn"),
+    REPRESENTATIVE,
     Target("cpu", "mpi", "mpirun"),
     Target("cpu", "horovod", "horovodrun"),
     Target("tpu", "xla-tpu", "spawn"),

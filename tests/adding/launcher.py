@@ -1,0 +1,42 @@
+"""How a training is started: by torchrun on this machine, at a low priority.
+
+NPROC_PER_NODE  processes (default: 2, or one for each visible device)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ..checks import Check, command_check
+from ..config import Ranks, Size
+from . import starter
+
+NAME = "nice"
+ELSEWHERE = False  # the training runs where it is started
+
+
+def size(nproc_per_node: int | None) -> Size:
+    """Return how many processes will train together."""
+    return Size(range(1, 2), nproc_per_node)
+
+
+def command(size: Size, settings: list[str]) -> list[str]:
+    """Return the command that trains."""
+    return ["nice", *starter.local_command(size.nproc_per_node or 1, ["train", *settings])]
+
+
+def start(command: list[str]) -> int:
+    """Become ``command``, so that its signals and its exit code are the training's own."""
+    os.execvp(command[0], command)
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, if torchrun started it."""
+    return starter.ranks()
+
+
+def checks() -> Iterator[Check]:
+    """Yield what this machine needs to start a training."""
+    yield command_check("priority", "nice", "install coreutils")
+    yield from starter.checks()
