@@ -251,8 +251,8 @@ def test_processes_of_another_launcher_do_not_train_alone(
         done = project.run("python3", "-m", project.package, "train", limit_s=60, extra=place)
         assert done.returncode == 2
         assert done.stderr == (
-            f"error: {next(iter(place))} tells that another launcher than {launcher} started this process, and each "
-            "of its processes would train alone: start them with scripts/train.sh\n"
+            f"error: {next(iter(place))} shows that a launcher other than {launcher} started this process, so that "
+            "each of its processes would train alone: start them with scripts/train.sh\n"
         )
     assert not (project.path / "runs").exists()
 
@@ -405,7 +405,7 @@ def test_more_processes_than_gpus_are_refused_by_doctor_and_train(
         assert two.returncode == 1
         assert (
             two.stderr
-            == "error: 1 x a GPU, 2 processes per node: start at most 1 processes per node, one for each GPU\n"
+            == "error: 1 x a GPU, 2 processes per node: start at most 1 process per node, one for each GPU\n"
         )
     project.succeed("python3", "-c", ONE_GPU, "doctor", "--quiet", "--distributed.nproc_per_node", "1")
     # As a launcher starts it, with no doctor before.

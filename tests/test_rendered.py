@@ -92,7 +92,7 @@ WORDS: dict[str, Callable[[Target], bool]] = {
 }
 # What a file of some target may say nevertheless: (target and file, words, why).
 EXCEPTIONS = [
-    (r".*/config\.py", r"Literal\[.*\]|GPU project .* without GPUs", "one set of settings for all targets"),
+    (r".*/config\.py", r"Literal\[.*\]", "one set of settings for all targets"),
     (
         r".*/(batches|evaluation|run_directory)\.py",
         r"torch\.cuda\.\w+|device\.type == \"\w+\"",

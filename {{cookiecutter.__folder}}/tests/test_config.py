@@ -3,7 +3,19 @@
 import sys
 
 import pytest
-from conftest import FOLDERS, call, run
+import yaml
+from conftest import FOLDERS, PROJECT, call, run
+
+from {{ cookiecutter.package_name }}.config import Config, to_dict
+
+
+def test_the_default_file_holds_every_setting_with_its_default() -> None:
+    file = yaml.safe_load((PROJECT / "configs" / "default.yaml").read_text())
+    settings = to_dict(Config())
+    # What a project is made for stands in the file alone.
+    for name in ("backend", "device", "nproc_per_node"):
+        del file["distributed"][name], settings["distributed"][name]
+    assert file == settings
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from . import distributed, early_signals
 from .config import add_settings, parse
-from .distributed import starter
+from .distributed import hardware, starter
 from .errors import UsageError
 from .launch import launch
 
@@ -66,8 +66,9 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
     config, options = parse(parser, arguments)
 
-    # More threads than cores make every process wait; read when torch is imported, which is why that comes after.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Read when torch is imported, which is why that comes after.
+    for name, value in hardware.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     # Its sockets warn of every address that has no name; errors are still said.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     config = distributed.resolve(config)

@@ -110,7 +110,7 @@ def refuse_foreign_launchers(launcher: str) -> None:
     names += ["SLURM_PROCID"] if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 else []
     if names:
         raise UsageError(
-            f"{names[0]} tells that another launcher than {launcher} started this process, and each of its "
+            f"{names[0]} shows that a launcher other than {launcher} started this process, so that each of its "
             "processes would train alone: start them with scripts/train.sh"
         )
 

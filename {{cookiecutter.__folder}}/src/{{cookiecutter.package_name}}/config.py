@@ -97,7 +97,7 @@ class DistributedConfig:
     backend: str = "auto"
     """what carries tensors between the processes"""
     device: str = "auto"
-    """where each process computes; cpu tries a GPU project on a machine without GPUs"""
+    """what each process computes on; the README names any other choice"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
     timeout_s: float = 600.0

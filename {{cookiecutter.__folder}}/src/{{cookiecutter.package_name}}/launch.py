@@ -13,6 +13,7 @@ from . import distributed
 from .checks import Check, batch_check, number_in_environment, require, run_dir_check
 from .config import PACKAGE, Config, DistributedConfig, Size, add_settings, parse
 from .distributed import hardware, launcher, starter, transport
+from .errors import UsageError
 from .task.settings import requirements
 
 USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
@@ -41,7 +42,7 @@ def launch(arguments: list[str]) -> int:
         settings = ["--distributed.nproc_per_node", str(size.nproc_per_node), *settings]
 
     if here:
-        command = distributed.local_command(size.nproc_per_node or 1, ["train", *settings])
+        command = distributed.local_command(size.nproc_per_node, ["train", *settings])
     else:
         command = launcher.command(size, settings)
     elsewhere = launcher.ELSEWHERE and not here
@@ -56,9 +57,12 @@ def launch(arguments: list[str]) -> int:
     config, _ = parse(parser, settings)
     config = distributed.resolve(config)
     require(setting_checks(config, size.world_sizes(), here=not elsewhere))
-    # ``train`` itself looks at the machine where it starts the processes; and torch, which takes seconds to import, has
-    # nothing to tell of what is never missing.
-    machine = not (elsewhere or starter.STARTS_IN_TRAIN) and (hardware.MAY_BE_MISSING or transport.MAY_BE_MISSING)
+    if not starter.STARTS_IN_TRAIN and config.distributed.nproc_per_node != size.nproc_per_node:
+        raise UsageError("choose the number of processes with NPROC_PER_NODE=..., so that the launcher knows it too")
+    # Look at this machine only if the processes start on it, ``train`` does not look itself, and something may be missing:
+    # importing torch takes seconds.
+    starts_here = not elsewhere and not starter.STARTS_IN_TRAIN
+    machine = starts_here and (hardware.MAY_BE_MISSING or transport.MAY_BE_MISSING)
     require(distributed.checks(config.distributed, machine, here))
     if here:
         os.execvp(command[0], command)

@@ -2,12 +2,12 @@
 
 launcher.py   how a training is started, on one machine or many, and where its ranks come from
 starter.py    how the processes of one machine are started
-transport.py  what is known of the backend without importing torch
+transport.py  facts about the backend, without torch
 backend.py    how processes meet, average gradients and exchange tensors
 hardware.py   what each process computes on
 
-This file ties them together. Only backend.py imports torch as it is imported: a command line is checked, and a training
-started, without it.
+This file ties them together. Only backend.py imports torch at its top, so a command line can be checked and a training
+launched without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from ..checks import Check, refuse_foreign_launchers
+from ..checks import Check, processes, refuse_foreign_launchers
 from ..config import PACKAGE, Config, DistributedConfig
 from ..errors import UsageError
 from . import hardware, launcher, starter, transport
@@ -48,7 +48,7 @@ def resolve(config: Config) -> Config:
         choices = " or ".join(transport.CHOICES)
         raise UsageError(f"this project was made for backend {transport.NAME}: choose distributed.backend {choices}")
     if device == "cpu" and backend != transport.ON_CPU:
-        raise UsageError(f"{backend} does not reach a CPU: choose distributed.backend {transport.ON_CPU}, or auto")
+        raise UsageError(f"{backend} does not support CPUs: choose distributed.backend {transport.ON_CPU}, or auto")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))
 
 
@@ -57,12 +57,17 @@ def launched() -> bool:
     return launcher.ranks() is not None
 
 
-def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
-    """Return the command that runs this package with ``arguments`` in so many processes on this machine."""
-    arguments = [*arguments, "--distributed.nproc_per_node", str(nproc_per_node)]
-    if nproc_per_node == 1:
-        return [sys.executable, "-m", PACKAGE, *arguments]
-    return starter.local_command(nproc_per_node, arguments)
+def local_command(nproc_per_node: int | None, arguments: list[str]) -> list[str]:
+    """Return the command that runs this package with ``arguments``, a command and its options, on this machine.
+
+    ``nproc_per_node`` is the number of processes; None: as many as the backend finds devices.
+    """
+    command, *options = arguments
+    if nproc_per_node is not None:
+        options = ["--distributed.nproc_per_node", str(nproc_per_node), *options]
+    if nproc_per_node in (None, 1):
+        return [sys.executable, "-m", PACKAGE, command, *options]
+    return starter.local_command(nproc_per_node, [command, *options])
 
 
 def checks(config: DistributedConfig, machine: bool = True, here: bool = False) -> Iterator[Check]:
@@ -118,9 +123,9 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
         elif wanted not in (None, 1):
             raise UsageError(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
         backend.join(settings, ranks)
-        if wanted not in (None, idist.get_nproc_per_node()):
+        if wanted is not None and wanted != idist.get_nproc_per_node():
             started = idist.get_nproc_per_node()
-            raise UsageError(f"{wanted} processes per node were asked for, but {started} were started", 1)
+            raise UsageError(f"{processes([wanted])} per node asked for, {started} started: run scripts/train.sh", 1)
         return function(idist.get_local_rank(), config, *arguments)
     except UsageError as error:
         if (ranks.local_rank if ranks else 0) == error.local_rank:

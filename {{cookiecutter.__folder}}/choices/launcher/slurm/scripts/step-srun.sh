@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
 # Start every process of a job by srun; train.sbatch runs this with the arguments of python3.
 # When one process ends, the others have a minute to write what they still hold.
-exec srun{{ cookiecutter._srun_options.get(cookiecutter.__backend, "") }} --kill-on-bad-exit=0 --wait=60 python3 "$@"
+# shellcheck disable=SC2086  # several options may be in it
+exec srun ${SRUN_OPTIONS:-}{{ cookiecutter._srun_options.get(cookiecutter.__backend, "") }} --kill-on-bad-exit=0 --wait=60 python3 "$@"

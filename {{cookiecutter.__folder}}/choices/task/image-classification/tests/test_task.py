@@ -4,11 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
-from conftest import PACKAGE, PROJECT, call, train
+from conftest import PACKAGE, call, train
 from sklearn.datasets import load_digits
 
-from {{ cookiecutter.package_name }}.config import Config, to_dict
 from {{ cookiecutter.package_name }}.task.data import Images, load
 from {{ cookiecutter.package_name }}.task.settings import TaskConfig
 
@@ -22,15 +20,6 @@ REFUSED = [
     (("--task.width", "12"), "task.width must be a multiple of 8, not 12"),
     (("--task.image_size", "0"), "task.image_size must be at least 1, not 0"),
 ]
-
-
-def test_the_default_file_holds_every_setting_with_its_default() -> None:
-    file = yaml.safe_load((PROJECT / "configs" / "default.yaml").read_text())
-    settings = to_dict(Config())
-    # What a project is made for stands in the file alone.
-    for name in ("backend", "device", "nproc_per_node"):
-        del file["distributed"][name], settings["distributed"][name]
-    assert file == settings
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED)

@@ -1,4 +1,4 @@
-"""What is known of the backend without importing torch: gloo, which comes with torch."""
+"""Facts about the backend; importing this file does not import torch: gloo, which comes with torch."""
 
 from __future__ import annotations
 

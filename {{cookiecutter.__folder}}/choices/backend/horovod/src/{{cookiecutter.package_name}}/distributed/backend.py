@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 # One kernel updates all weights, instead of several for each of them.
 FUSED_OPTIMIZER = True
-# What an exchange with a process says that has ended, or cannot be reached any more.
+# What an exchange says, as a regular expression, when another process has ended or cannot be reached.
 PEER_LOST = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
 CONNECT_LIMIT_S = 60.0
 

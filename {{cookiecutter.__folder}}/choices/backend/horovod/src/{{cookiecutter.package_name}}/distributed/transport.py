@@ -1,4 +1,4 @@
-"""What is known of the backend without importing torch: Horovod, built against the installed torch."""
+"""Facts about the backend; importing this file does not import torch: Horovod, built against the installed torch."""
 
 NAME = "horovod"
 PACKAGES: tuple[str, ...] = ("horovod",)  # distributions that have to fit torch

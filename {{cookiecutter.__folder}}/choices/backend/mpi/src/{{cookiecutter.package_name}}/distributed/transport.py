@@ -1,4 +1,4 @@
-"""What is known of the backend without importing torch: mpi, for a torch that was built with MPI."""
+"""Facts about the backend; importing this file does not import torch: mpi, for a torch that was built with MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the backend without importing torch: nccl, which comes with torch for NVIDIA GPUs."""
+"""Facts about the backend; importing this file does not import torch: nccl, which comes with torch for NVIDIA GPUs."""
 
 from __future__ import annotations
 

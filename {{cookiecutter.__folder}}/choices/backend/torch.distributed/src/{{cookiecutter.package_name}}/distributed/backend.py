@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 # One kernel updates all weights, instead of several for each of them.
 FUSED_OPTIMIZER = True
-# What an exchange with a process says that has ended, or cannot be reached any more.
+# What an exchange says, as a regular expression, when another process has ended or cannot be reached.
 PEER_LOST = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
 
 
@@ -44,7 +44,7 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     Raises:
         UsageError: if torch has no such backend, or the processes do not find each other.
     """
-    # With it ignite would take Slurm's ranks, even where another launcher has given its own.
+    # ignite takes Slurm's ranks wherever this is set, even if another launcher has set its own.
     os.environ.pop("SLURM_JOB_ID", None)
     if not ranks:
         return

@@ -29,7 +29,7 @@ Value = TypeVar("Value")
 
 # XLA itself makes one kernel of an optimizer's step.
 FUSED_OPTIMIZER = False
-# What an exchange with a process says that has ended, or cannot be reached any more.
+# What an exchange says, as a regular expression, when another process has ended or cannot be reached.
 PEER_LOST = "Connection reset by peer|Socket closed"
 
 

@@ -1,4 +1,4 @@
-"""What is known of the backend without importing torch: torch_xla, the one that reaches TPUs."""
+"""Facts about the backend; importing this file does not import torch: torch_xla, the one that reaches TPUs."""
 
 NAME = "xla-tpu"
 PACKAGES: tuple[str, ...] = ("torch_xla",)  # distributions that have to fit torch

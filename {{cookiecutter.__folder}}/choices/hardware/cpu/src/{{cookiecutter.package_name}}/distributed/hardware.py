@@ -21,7 +21,7 @@ def default_nproc_per_node(here: bool = True) -> int | None:
 
 
 def hide_others(device: str) -> None:
-    """Keep the training from using GPUs that happen to be there; before torch looks for them."""
+    """Keep the training from using GPUs that happen to be there; run this before torch looks for them."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from ..checks import Check
+from ..checks import Check, processes
 from ..errors import UsageError
 
 NAME = "gpu"
@@ -19,7 +19,7 @@ MAY_BE_MISSING = True  # so that it has to be looked for before a training start
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:
-    """Return how many processes to start on a node: one for each visible GPU of this one, or one on another."""
+    """Return how many processes to start on a node: one for each GPU visible here, or 1 on other nodes."""
     if not here:
         return 1
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
@@ -31,7 +31,7 @@ def default_nproc_per_node(here: bool = True) -> int | None:
 
 
 def hide_others(device: str) -> None:
-    """Keep a trial on the CPU from using GPUs that happen to be there; before torch looks for them."""
+    """Keep a trial on the CPU from using GPUs that happen to be there; run this before torch looks for them."""
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -46,8 +46,8 @@ def check(device: str, nproc_per_node: int) -> Check:
     if count == 0:
         found, fix = _why_no_gpu()
         return Check("device", False, found, f"{fix}, or try it with {' '.join(TRIAL)}")
-    found = f"{count} x {torch.cuda.get_device_name(0)}, {nproc_per_node} processes per node"
-    fix = f"start at most {count} processes per node, one for each GPU"
+    found = f"{count} x {torch.cuda.get_device_name(0)}, {processes([nproc_per_node])} per node"
+    fix = f"start at most {processes([count])} per node, one for each GPU"
     return Check("device", nproc_per_node <= count, found, fix)
 
 
@@ -70,7 +70,7 @@ def _why_no_gpu() -> tuple[str, str]:
 
 
 def claim(device: str, local_rank: int) -> None:
-    """Make a GPU of its own the current one of this process.
+    """Make this process's own GPU the current one.
 
     Raises:
         UsageError: if there are fewer GPUs than processes.

@@ -24,11 +24,12 @@ def hide_others(device: str) -> None:
 
 
 def check(device: str, nproc_per_node: int) -> Check:
-    """Tell whether torch_xla is told what to use."""
+    """Tell whether PJRT_DEVICE is set; whether there is a TPU shows when the processes start."""
     kind = os.environ.get("PJRT_DEVICE", "")
     if kind == "CPU" and nproc_per_node > 1:
         return Check("device", False, "the CPU is one device", "leave distributed.nproc_per_node at 1")
-    return Check("device", bool(kind), f"PJRT_DEVICE={kind}", "set PJRT_DEVICE=TPU, or CPU for a trial")
+    found = f"PJRT_DEVICE={kind}" if kind else "PJRT_DEVICE is not set"
+    return Check("device", bool(kind), found, "set PJRT_DEVICE=TPU, or CPU for a trial")
 
 
 def claim(device: str, local_rank: int) -> None:

@@ -1,6 +1,6 @@
 """How a training is started: by a job of Slurm, which runs scripts/train.sbatch.
 
-NPROC_PER_NODE  processes on each node (default: 2, or 1 with a device of its own)
+NPROC_PER_NODE  processes on each node (default: 2 on CPUs, else 1)
 NNODES          nodes (default: 1)
 RUN_DIR         where the run is written (default: runs/ and the number of the job); an older one is resumed
 SEEDS           such as 0-4: an array of jobs, one for each seed
@@ -43,8 +43,9 @@ def command(size: Size, settings: list[str]) -> list[str]:
     if any(word.startswith("--train.run_dir") for word in settings):
         raise UsageError("choose the run directory with RUN_DIR=..., so that the job knows it too")
     steps = [file.stem.removeprefix("step-") for file in sorted(Path("scripts").glob("step-*.sh"))]
-    if os.environ.get("STARTER", "srun") not in steps:
-        raise UsageError(f"there is no STARTER {os.environ['STARTER']}: choose {' or '.join(steps)}")
+    wanted = os.environ.get("STARTER", "srun")
+    if wanted not in steps:
+        raise UsageError(f"there is no STARTER {wanted}: choose {' or '.join(steps)}")
     variables = [f"{name}={os.environ[name]}" for name in ("RUN_DIR", "STARTER") if os.environ.get(name)]
     options = [f"--nodes={size.nnodes[0]}", f"--ntasks-per-node={size.nproc_per_node}"]
     if hardware.RESERVED:

@@ -9,8 +9,7 @@ from ..checks import Check, command_check
 from ..config import PACKAGE, DistributedConfig, Ranks
 from . import transport
 
-# Whether a process asks the kernel for an end when horovodrun dies: the kernel would look at the thread of horovodrun
-# that started it, which ends before it does.
+# The kernel would send the signal when the thread of horovodrun that started the process ends, which is too early.
 DIES_WITH_PARENT = False
 STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
 
@@ -21,7 +20,7 @@ def ranks() -> Ranks | None:
 
 
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
-    """Return the command that runs this package with ``arguments`` in so many processes of this machine."""
+    """Return the command that runs this package with ``arguments`` in ``nproc_per_node`` processes of this machine."""
     return ["horovodrun", "-np", str(nproc_per_node), "--gloo", sys.executable, "-m", PACKAGE, *arguments]
 
 

@@ -51,7 +51,7 @@ def options(nproc_per_node: int) -> list[str]:
 
 
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
-    """Return the command that runs this package with ``arguments`` in so many processes of this machine."""
+    """Return the command that runs this package with ``arguments`` in ``nproc_per_node`` processes of this machine."""
     rendezvous = ["env", f"MASTER_PORT={free_port()}"] if transport.RENDEZVOUS else []
     mpirun = ["mpirun", *options(nproc_per_node), "-n", str(nproc_per_node)]
     return [*rendezvous, *mpirun, sys.executable, "-m", PACKAGE, *arguments]

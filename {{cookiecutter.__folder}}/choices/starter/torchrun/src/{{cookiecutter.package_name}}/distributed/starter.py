@@ -18,7 +18,7 @@ def ranks() -> Ranks | None:
 
 
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
-    """Return the command that runs this package with ``arguments`` in so many processes of this machine."""
+    """Return the command that runs this package with ``arguments`` in ``nproc_per_node`` processes of this machine."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}"]
     return [*torchrun, "-m", PACKAGE, *arguments]
 

@@ -19,7 +19,7 @@ def ranks() -> Ranks | None:
 
 
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:
-    """Return the command that runs this package with ``arguments``, which starts so many processes itself."""
+    """Return the command that runs this package with ``arguments``, which starts ``nproc_per_node`` processes itself."""
     return [sys.executable, "-m", PACKAGE, *arguments]
 
 

@@ -12,13 +12,13 @@ from ..config import PACKAGE, DistributedConfig, Ranks
 DIES_WITH_PARENT = False  # torch_xla ends what it has started
 STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
 
-# Only inside a process that torch_xla has started may it be asked: it would take the device.
-_inside = False
+# torch_xla may be asked for ranks only in a process that it has started: anywhere else, asking takes the device.
+_in_child = False
 
 
 def ranks() -> Ranks | None:
     """Return which process this is, if ``run`` started it."""
-    if not _inside:
+    if not _in_child:
         return None
     import torch_xla.runtime as xr
 
@@ -44,12 +44,12 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
 
 
 def _child(index: int, worker: Callable[[], int]) -> None:
-    global _inside
-    _inside = True
+    global _in_child
+    _in_child = True
     try:
         code = worker()
     finally:
-        _inside = False
+        _in_child = False
     if code:
         sys.exit(code)
 
