@@ -46,8 +46,8 @@ def launch(arguments: list[str]) -> int:
     else:
         command = launcher.command(size, settings)
     elsewhere = launcher.ELSEWHERE and not here
-    variables = {} if elsewhere else hardware.ENVIRONMENT
-    command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in variables.items()), *command]
+    given = {} if elsewhere else hardware.ENVIRONMENT
+    command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in given.items()), *command]
     if "--dry-run" in arguments:
         print(shlex.join(command))
         return 0
@@ -63,7 +63,11 @@ def launch(arguments: list[str]) -> int:
     # importing torch takes seconds.
     starts_here = not elsewhere and not starter.STARTS_IN_TRAIN
     machine = starts_here and (hardware.MAY_BE_MISSING or transport.MAY_BE_MISSING)
+    variables = dict(os.environ)
     require(distributed.checks(config.distributed, machine, here))
+    # What was imported for that may have set variables, which the training is not to inherit.
+    os.environ.clear()
+    os.environ.update(variables)
     if here:
         os.execvp(command[0], command)
     return launcher.start(command)
