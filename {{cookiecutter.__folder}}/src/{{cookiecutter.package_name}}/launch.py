@@ -35,19 +35,18 @@ def launch(arguments: list[str]) -> int:
         print(f"{USAGE}\n{launcher.__doc__}\nsettings: python3 -m {PACKAGE} train --help")
         return 0
     here = "--here" in arguments
-    settings = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
+    given = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
     size = size_here() if here else planned_size()
-    if size.nproc_per_node and not here:
-        # First, so that an option given here wins.
-        settings = ["--distributed.nproc_per_node", str(size.nproc_per_node), *settings]
-
+    # The number first, so that a given one wins, where ``train`` starts the processes.
+    number = ["--distributed.nproc_per_node", str(size.nproc_per_node)] if size.nproc_per_node else []
+    settings = [*number, *given]
     if here:
-        command = distributed.local_command(size.nproc_per_node, ["train", *settings])
+        command = distributed.local_command(size.nproc_per_node, ["train", *given])
     else:
         command = launcher.command(size, settings)
     elsewhere = launcher.ELSEWHERE and not here
-    given = {} if elsewhere else hardware.ENVIRONMENT
-    command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in given.items()), *command]
+    preset = {} if elsewhere else hardware.ENVIRONMENT
+    command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in preset.items()), *command]
     if "--dry-run" in arguments:
         print(shlex.join(command))
         return 0
