@@ -72,6 +72,17 @@ def test_python_is_formatted_and_lint_free_by_the_project_s_own_settings(
     check(tool("ruff"), *command.split(), "--no-cache", *(project.path for project in projects))
 
 
+@pytest.mark.parametrize("command", ["format --check --diff", "check --output-format=concise"])
+def test_the_template_s_python_is_clean_where_it_lies(check: Check, command: str) -> None:
+    """It holds no statement of the template engine; only what imports the package by its name is no Python yet."""
+    (project,) = ROOT.glob("{{*}}")
+    files = [file for file in project.rglob("*.py") if "tests" not in file.relative_to(project).parts]
+    assert len(files) > 40
+    rules = 'lint={extend-select=["B", "I", "RUF", "SIM", "UP"], ignore=["N999"]}'
+    settings = ["--isolated", "--config", "line-length=120", "--config", 'target-version="py310"']
+    check(tool("ruff"), *command.split(), "--no-cache", *settings, "--config", rules, *files)
+
+
 def test_shell_scripts_pass_shellcheck(unique: Unique, check: Check) -> None:
     check(tool("shellcheck"), "--norc", *unique(lambda name: name.endswith((".sh", ".sbatch"))))
 
