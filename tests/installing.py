@@ -149,10 +149,13 @@ class Installer:
                 ready.write_text(content)
         if target.launcher != "slurm":
             return installed
-        # Slurm is outside, and starts a Python that enters.
+        # Slurm is outside, and starts a Python that enters. Jobs are submitted outside too, by a Python without torch.
         commands = project / "outside"
         commands.mkdir()
-        (commands / "python3").write_text(f'#!/bin/sh\nexec {shlex.join(enter)} python3 "$@"\n')
+        submits = f"PYTHONPATH={project / 'src'} exec {sys.executable}"
+        (commands / "python3").write_text(
+            f'#!/bin/sh\n[ "$3" = launch ] && {submits} "$@"\nexec {shlex.join(enter)} python3 "$@"\n'
+        )
         (commands / "python3").chmod(0o755)
         path = f"{commands}{os.pathsep}/usr/sbin{os.pathsep}/usr/bin{os.pathsep}/bin"
         return Installed(project, baked.package, {**environment, "PATH": path})

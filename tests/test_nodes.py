@@ -145,7 +145,7 @@ def test_the_doctor_finds_a_host_name_that_is_loopback(start: Start, tmp_path: P
     one = start("node2", *bound, *doctor("2"))
     assert one.end(60) == 1
     assert one.said() == (
-        "error: node2 resolves to 127.0.1.1 here, where other nodes cannot reach it: mend /etc/hosts, or set "
+        "error: node2 resolves to 127.0.1.1 here, where other nodes cannot reach it: fix /etc/hosts, or set "
         "GLOO_SOCKET_IFNAME to the interface they can reach\n"
     )
 
@@ -183,11 +183,11 @@ def test_the_doctor_finds_a_closed_port_and_a_node_that_did_not_come(start: Star
         first, second = start("node1", *doctor("2"), *TIMEOUT), start("node2", *doctor("2"), *TIMEOUT)
         assert second.end(150) == 1
         assert (
-            "node2 cannot reach 10.77.0.1:29500 within 15 s: call this on node1 too, and open port"
+            "node2 cannot reach 10.77.0.1:29500 within 15 s: run this on node1 too, and open port"
             in second.said()
         )
         assert first.end(150) == 1
-        assert "1 of 2 nodes came within 15 s: call this on each of them" in first.said()
+        assert "1 of 2 nodes came within 15 s: run this on each of them" in first.said()
     finally:
         subprocess.run([*ip, "route", "del", "blackhole", "10.77.0.1/32"], check=True)
 

@@ -51,7 +51,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
         if is_master:
             raise UsageError(f"{host} cannot listen on port {port} ({error}): choose another MASTER_PORT", 1) from None
         sentence = f"{host} cannot reach {master_address}:{port} within {limit_s:.0f} s"
-        fix = f"call this on {master} too, and open port {port} in its firewall"
+        fix = f"run this on {master} too, and open port {port} in its firewall"
         raise UsageError(f"{sentence}: {fix}", 1) from None
 
     with socket.create_server((address, 0)) as server:
@@ -71,7 +71,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
             # The node that keeps the store may have given up already.
             with suppress(DistNetworkError, DistStoreError):
                 came = store.add("nodes", 0)
-            sentence = f"{came} of {nnodes} nodes came within {limit_s:.0f} s: call this on each of them"
+            sentence = f"{came} of {nnodes} nodes came within {limit_s:.0f} s: run this on each of them"
             raise UsageError(sentence, 1) from None
         if is_master:
             _wait_for(store, nnodes, limit_s)
