@@ -65,10 +65,10 @@ def optimizer_step(
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     all_reduce_sum(flat)
     flat /= idist.get_world_size()
-    for gradient, part in zip(
-        gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
-    ):
-        gradient.copy_(part.view_as(gradient))
+    offset = 0
+    for gradient in gradients:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+        offset += gradient.numel()
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(parameters, clip_norm)
     scaler.step(optimizer)
