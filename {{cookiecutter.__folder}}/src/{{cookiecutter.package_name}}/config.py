@@ -118,6 +118,11 @@ class Size(NamedTuple):
     nproc_per_node: int | None
     """None: as many as the backend finds devices"""
 
+    @classmethod
+    def fixed(cls, nnodes: int, nproc_per_node: int | None) -> Size:
+        """Return the size of a training whose number of nodes does not change."""
+        return cls(range(nnodes, nnodes + 1), nproc_per_node)
+
     def world_sizes(self) -> list[int]:
         """Return every number of processes that there may be."""
         return [nnodes * (self.nproc_per_node or 1) for nnodes in self.nnodes]

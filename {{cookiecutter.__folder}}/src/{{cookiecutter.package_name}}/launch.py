@@ -89,22 +89,20 @@ def planned_size(nproc_per_node: int | None = None) -> Size:
         UsageError: if a variable of the environment is not a number.
     """
     size = launcher.size(nproc_per_node or _asked())
-    return size if size.nproc_per_node else size._replace(nproc_per_node=_default(here=not launcher.ELSEWHERE))
+    if size.nproc_per_node:
+        return size
+    return size._replace(nproc_per_node=hardware.default_nproc_per_node(here=not launcher.ELSEWHERE))
 
 
 def possible_world_sizes(config: DistributedConfig) -> list[int]:
     """Return how many processes a ``train`` has that no launcher started: its own, if it starts others."""
-    return [config.nproc_per_node or _default(here=True) or 1] if starter.STARTS_IN_TRAIN else [1]
+    return [config.nproc_per_node or hardware.default_nproc_per_node() or 1] if starter.STARTS_IN_TRAIN else [1]
 
 
 def size_here() -> Size:
     """Return how many processes to start on this machine alone."""
-    return Size(range(1, 2), _asked() or _default(here=True))
+    return Size.fixed(1, _asked() or hardware.default_nproc_per_node())
 
 
 def _asked() -> int | None:
     return number_in_environment("NPROC_PER_NODE", "how many processes to start on each node")
-
-
-def _default(here: bool) -> int | None:
-    return hardware.default_nproc_per_node(here)

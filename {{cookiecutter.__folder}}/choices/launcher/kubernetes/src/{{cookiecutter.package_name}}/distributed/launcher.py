@@ -32,7 +32,7 @@ def size(nproc_per_node: int | None) -> Size:
     if done.returncode:
         raise UsageError(done.stderr.strip().removeprefix("error: "), done.returncode)
     nnodes, nproc = map(int, done.stdout.split())
-    return Size(range(nnodes, nnodes + 1), nproc)
+    return Size.fixed(nnodes, nproc)
 
 
 def _manifest() -> str:

@@ -30,8 +30,7 @@ def size(nproc_per_node: int | None) -> Size:
     Raises:
         UsageError: if NNODES is not a number.
     """
-    nnodes = number_of_nodes()
-    return Size(range(nnodes, nnodes + 1), nproc_per_node)
+    return Size.fixed(number_of_nodes(), nproc_per_node)
 
 
 def command(size: Size, settings: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ ELSEWHERE = False  # the training runs where it is started
 
 def size(nproc_per_node: int | None) -> Size:
     """Return how many processes will train together."""
-    return Size(range(1, 2), nproc_per_node)
+    return Size.fixed(1, nproc_per_node)
 
 
 def command(size: Size, settings: list[str]) -> list[str]:
