@@ -20,7 +20,7 @@ SETTINGS = {
     "optim.name": "sgd",
     "optim.lr": LR,
     "optim.weight_decay": 0,
-    "optim.warmup_epochs": 0,
+    "optim.warmup": "0steps",
     "train.max_iterations": STEPS,
 }
 
@@ -29,6 +29,7 @@ def main() -> None:
     """Compare and print."""
     # Loaded by name, as this file is also read where there is no torch.
     torch: Any = importlib.import_module("torch")
+    np: Any = importlib.import_module("numpy")
     package, run_dir = sys.argv[1], Path(sys.argv[2])
     config = importlib.import_module(f"{package}.config")
     batches = importlib.import_module(f"{package}.batches")
@@ -46,13 +47,13 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = LR / 2 * (1 + math.cos(math.pi * step / STEPS))
         epoch, place = divmod(step, steps_per_epoch)
-        order = batches.epoch_order(len(data.train), 0, epoch).tolist()
-        images, labels = data.train.__getitems__(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE])
+        order = batches.samples_at(np.arange(len(data.train)), len(data.train), 0, epoch).tolist()
+        images, labels = data.train.__getitems__(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE], None)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     with torch.no_grad():
-        images, labels = data.val.__getitems__(list(range(len(data.val))))
+        images, labels = data.val.__getitems__(list(range(len(data.val))), None)
         scores = model(images)
         val_loss = float(torch.nn.functional.cross_entropy(scores, labels))
         val_accuracy = float((scores.argmax(1) == labels).float().mean())

@@ -23,6 +23,8 @@ CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 FACILITIES = ROOT / "tests" / "facilities"
 INSTALL_LIMIT_S = 900
 COMMAND_LIMIT_S = 600
+# The tests of a project that start several processes, and so depend on what starts and connects them.
+START = ("-k", "processes or killed or clipped or exchange")
 
 
 @dataclass(frozen=True)

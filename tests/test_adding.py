@@ -11,7 +11,7 @@ import pytest
 from baking import ROOT, BakedProject, Target
 from conftest import Bake
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
-from installing import Installed, Installer
+from installing import START, Installed, Installer
 from launching import train
 
 pytestmark = pytest.mark.executed
@@ -76,14 +76,14 @@ def installed(template: Template, tmp_path: Path, install: Installer) -> Callabl
     return installed
 
 
-def check(project: Installed, target: Target) -> dict[str, Any]:
+def check(project: Installed, target: Target, *tests: str) -> dict[str, Any]:
     """The project is typed and trains with two processes; its own tests pass. Return the training's summary."""
     project.succeed("ruff", "check")
     project.succeed("mypy")
     train(project, target, "--train.epochs", "4")
     summary = project.read_json("runs/default/summary.json")
     assert (summary["world_size"], summary["weights_difference"]) == (2, 0.0)
-    print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"))
+    print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests))
     return summary
 
 
@@ -106,7 +106,7 @@ def test_a_launcher_is_a_folder_and_a_row(template: Template, installed: Callabl
     project = installed(target)
     said = project.succeed("scripts/train.sh", "--dry-run")
     assert said.split()[:3] == ["env", "OMP_NUM_THREADS=1", "nice"]
-    assert check(project, target)["launcher"] == "nice"
+    assert check(project, target, *START)["launcher"] == "nice"
 
 
 def test_a_backend_is_a_folder_and_a_row(template: Template, installed: Callable[..., Installed]) -> None:
@@ -123,7 +123,7 @@ def test_a_backend_is_a_folder_and_a_row(template: Template, installed: Callable
 
     template.row(row)
     target = Target("cpu", "byhand", "torchrun")
-    assert check(installed(target), target)["backend"] == "byhand"
+    assert check(installed(target), target, *START)["backend"] == "byhand"
 
 
 def test_a_task_is_a_folder_and_a_row(
@@ -131,16 +131,17 @@ def test_a_task_is_a_folder_and_a_row(
 ) -> None:
     (project,) = ROOT.glob("{{*}}")
     small = project / "tests" / "small" / "task"
-    files: dict[str, Path | str] = {f"{PACKAGE}/task/{file.name}": file for file in small.glob("*.py")}
+    names = ("settings.py", "data.py", "model.py", "objective.py")
+    files: dict[str, Path | str] = {f"{PACKAGE}/task/{name}": small / name for name in names}
     ours = bake()
     common = ours.read("configs/default.yaml")
     task = common[common.index("task:") : common.index("optim:")]
     settings = (
-        "task:\n  dataset: single\n  train_size: 1024\n  val_size: 300\n  width: 16\n  requires: math\n"
+        "task:\n  dataset: single\n  train_size: 1024\n  val_size: 300\n  width: 16\n"
+        "  noise: 0.0\n  dropout: 0.0\n  batch_norm: false\n  requires: math\n"
     )
     files |= {
         "configs/default.yaml": common.replace(task, settings),
-        "configs/smoke.yaml": ours.read("configs/smoke.yaml"),
         "parts/data.md": "The data are points of a smooth function.\n",
         "tests/test_task.py": "def test_nothing() -> None:\n    pass\n",
     }

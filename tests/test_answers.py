@@ -236,14 +236,14 @@ def test_an_update_to_a_newer_template_keeps_what_the_user_has_edited(
     assert done.returncode == 0, done.stdout + done.stderr
     project = tmp_path / "my-ddl-project"
     assert not (project / "docs/torchrun.md").exists()
-    edit(project / "configs/default.yaml", "lr: 0.003", "lr: 0.01")
+    edit(project / "configs/default.yaml", "amp: none", "amp: bf16")
     edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
     (project / "src/my_ddl_project/mine.py").write_text("MINE = True\n")
     git(project, environment, "init", "-q")
     commit_all(project, environment)
     done = shell("cruft", "update", "-y", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "lr: 0.01" in (project / "configs/default.yaml").read_text()
+    assert "amp: bf16" in (project / "configs/default.yaml").read_text()
     assert "Measured on our own images.\n" in (project / "README.md").read_text()
     assert (project / "src/my_ddl_project/mine.py").read_text() == "MINE = True\n"
     assert (project / "docs/torchrun.md").is_file()

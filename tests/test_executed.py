@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +14,10 @@ import cluster
 import equality
 import matrix
 import pytest
-from baking import ROOT, SUPPORT, TARGETS, Target
+from baking import QUESTIONS, ROOT, SUPPORT, TARGETS, Target
 from conftest import Bake
-from installing import Installed, Installer
-from launching import train
+from installing import START, Installed, Installer
+from launching import processes_with, train, wait_for
 
 pytestmark = pytest.mark.executed
 
@@ -38,15 +39,15 @@ RUNNABLE = [
     )
     for target in TARGETS
 ]
-# The targets whose own tests run too: one for each way to start and to exchange; the others have the same source.
 REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
+# The targets whose own tests run too, one for each way to start and to exchange: all tests of the first one, of the others
+# those that start processes, as the rest has the same source.
 WITH_OWN_TESTS = {
-    Target("cpu", "gloo", "torchrun"),
-    Target("cpu", "gloo", "spawn"),
-    REPRESENTATIVE,
-    Target("cpu", "mpi", "mpirun"),
-    Target("cpu", "horovod", "horovodrun"),
-    Target("tpu", "xla-tpu", "spawn"),
+    Target("cpu", "gloo", "torchrun"): (),
+    Target("cpu", "gloo", "spawn"): START,
+    Target("cpu", "mpi", "mpirun"): START,
+    Target("cpu", "horovod", "horovodrun"): START,
+    Target("tpu", "xla-tpu", "spawn"): START,
 }
 
 
@@ -100,8 +101,8 @@ def check_evaluation(project: Installed, run: str, summary: dict[str, Any], tria
     checkpoint = last_checkpoint(project, run)
     evaluate = ["python3", "-m", project.package, "evaluate", "--checkpoint", checkpoint, *trial]
     metrics = json.loads(after_brace(project.succeed(*evaluate)))
-    for name in ("val_loss", "val_accuracy"):
-        assert metrics[name] == summary[name]
+    names = [name for name in summary if name.startswith("val_")]
+    assert {name: metrics[name] for name in names} == {name: summary[name] for name in names}
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -148,9 +149,10 @@ def test_the_target_trains_evaluates_and_resumes(
         levers = ["--train.amp", "bf16", "--train.compile", "true", "--train.epochs", "8"]
         train(project, target, *trial, *levers, run_dir="runs/levers", processes=processes)
         assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
-    if target in WITH_OWN_TESTS:
+    if target in (REPRESENTATIVE, *WITH_OWN_TESTS):
         check_defaults(project, target, processes, trial)
-        print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider"))
+    if target in WITH_OWN_TESTS:
+        print(project.succeed("python3", "-m", "pytest", "-q", *WITH_OWN_TESTS[target]))
 
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     status = "executed"
@@ -549,6 +551,112 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     assert done.returncode == 1
     assert done.stderr.count("error: could not download CIFAR-10") == 1, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_without(
+    install: Installer, processes: str, tmp_path: Path
+) -> None:
+    """BatchNorm, augmentation, checkpoints within the epoch, and no process left behind."""
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    settings = ["--task.model", "resnet", "--task.augment", "shift", "--task.width", "8"]
+    settings += ["--train.epochs", "4", "--train.log_every", "2"]
+    settings += ["--train.save_every", "4 steps", "--train.evaluate_every", "11 steps"]
+    number = {"NPROC_PER_NODE": processes}
+    project.succeed("scripts/train.sh", *settings, variables=number)
+    settings += ["--data.num_workers", "2", "--train.run_dir", "runs/killed"]
+    with subprocess.Popen(
+        ["scripts/train.sh", *settings],
+        cwd=project.path,
+        env={**project.environment, **number},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ):
+        try:
+            wait_for((project.path / "runs/killed/metrics.jsonl").exists, "the first evaluation")
+        finally:
+            for pid in processes_with("runs/killed"):
+                os.kill(pid, signal.SIGKILL)
+    project.succeed("scripts/train.sh", *settings, variables=number)
+    assert project.read_json("runs/killed/summary.json")["resumed_from"]
+    runs = [project.path / "runs" / name for name in ("default", "killed")]
+    whole, killed = (
+        project.succeed("python3", "-c", BYTES, str(run / "checkpoints/last_88.pt")) for run in runs
+    )
+    assert whole == killed
+    assert whole.count("running_mean") == 9
+    for name in ("metrics.jsonl", "steps.jsonl"):
+        first, second = (lines_without_speed(run / name) for run in runs)
+        assert first == second
+    check_evaluation(project, "runs/killed", project.read_json("runs/killed/summary.json"), [])
+
+
+TASKS = QUESTIONS["task"][1:]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_other_task_is_learned_by_one_process_and_by_two_and_after_a_stop(
+    install: Installer, task: str, tmp_path: Path
+) -> None:
+    """The first task is learned by every target; of the others, dropout is off where one process is compared with two."""
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, task=task)
+    project.succeed("python3", "-m", "pytest", "-q", "tests/test_task.py")
+    settings = [
+        "--train.max_iterations",
+        "40",
+        "--train.evaluate_every",
+        "16 steps",
+        "--train.log_every",
+        "4",
+    ]
+    if "dropout:" in (project.path / "configs/default.yaml").read_text():
+        settings += ["--task.dropout", "0"]
+    for processes in ("1", "2"):
+        number = {"NPROC_PER_NODE": processes}
+        project.succeed(
+            "scripts/train.sh", *settings, "--train.run_dir", f"runs/{processes}", variables=number
+        )
+    one, two = (lines_without_speed(project.path / f"runs/{processes}/metrics.jsonl") for processes in "12")
+    assert [line["iteration"] for line in one] == [16, 32, 40]
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    # A signal that comes before the first step stops the training at the first log point.
+    stop = f"import sys; from {project.package} import early_signals; early_signals.received.add(10); "
+    stop += f"from {project.package}.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    resumed = [*settings, "--train.run_dir", "runs/resumed"]
+    assert project.run("python3", "-c", stop, "train", *resumed).returncode == 85
+    project.succeed("scripts/train.sh", *resumed, variables={"NPROC_PER_NODE": "1"})
+    assert project.read_json("runs/resumed/summary.json")["resumed_from"].endswith("last_4.pt")
+    assert lines_without_speed(project.path / "runs/resumed/metrics.jsonl") == one
+    whole, stopped = (
+        project.succeed("python3", "-c", BYTES, f"runs/{run}/checkpoints/last_40.pt")
+        for run in ("1", "resumed")
+    )
+    assert whole == stopped
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("task", TASKS)
+def test_every_other_task_is_learned_with_horovod(install: Installer, task: str, tmp_path: Path) -> None:
+    target = Target("cpu", "horovod", "horovodrun")
+    project = install(target, tmp_path, task=task)
+    train(project, target, "--train.max_iterations", "20", processes="2")
+    assert project.read_json("runs/default/summary.json")["weights_difference"] == 0.0
+    check_evaluation(project, "runs/default", project.read_json("runs/default/summary.json"), [])
+
+
+BYTES = """
+import sys, torch
+for name, tensor in torch.load(sys.argv[1], weights_only=True)["model"].items():
+    print(name, tensor.numpy().tobytes().hex())
+"""
+
+
+def lines_without_speed(file: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [
+        {key: line[key] for key in line if key not in ("samples_per_second", "data_wait")} for line in lines
+    ]
 
 
 def test_the_tracker_and_the_notebook_show_a_training(install: Installer, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomli
-from baking import CONTEXT, FULL, BakedProject, Target, assert_parses, run, snapshot, tool
+from baking import CONTEXT, FULL, QUESTIONS, BakedProject, Target, assert_parses, run, snapshot, tool
 from conftest import Bake
 
 NL = "\n"
@@ -35,8 +35,9 @@ FILES: dict[Condition, str] = {
         docs/your-own-task.md
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/checks.py src/PKG/collectives.py
         src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
-        src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/handlers.py src/PKG/launch.py
-        src/PKG/run_directory.py src/PKG/shards.py src/PKG/tracker.py src/PKG/training.py
+        src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/handlers.py src/PKG/introduction.py
+        src/PKG/launch.py src/PKG/loader_server.py src/PKG/meter.py src/PKG/optimization.py src/PKG/randomness.py src/PKG/run_directory.py
+        src/PKG/shards.py src/PKG/tracker.py src/PKG/training.py
         src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
         src/PKG/distributed/launcher.py src/PKG/distributed/starter.py src/PKG/distributed/transport.py
         src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py
@@ -47,6 +48,7 @@ FILES: dict[Condition, str] = {
         tests/small/task/objective.py tests/small/task/settings.py
         """,
     lambda answers: answers["license"] != "none": "LICENSE",
+    lambda answers: answers["task"] == "language-modeling": "src/PKG/task/generate.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml",
     lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",
@@ -98,14 +100,13 @@ EXCEPTIONS = [
         r"torch\.cuda\.\w+|device\.type == \"\w+\"",
         "one source, every device",
     ),
-    (r".*/batches\.py", r"multiprocessing_context=\"spawn\"", "processes that load samples, not that train"),
     (
         r".*/(ci\.yml|Dockerfile|README\.md)",
         r"no GPU|torch with CUDA|CUDA libraries",
         "torch brings CUDA along",
     ),
     (r".*/tests/conftest\.py", r"PJRT_DEVICE", "the tests hide the hardware of every target"),
-    (r"cpu-.*/hardware\.py", r"GPUs that happen|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
+    (r"cpu-.*/hardware\.py", r"Hide GPUs|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
     (r".*/distributed/backend\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
     (r".*/distributed/backend\.py", r'torch\.device\("cuda"', "one source, every device"),
     (r".*/checks\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
@@ -210,6 +211,17 @@ def test_only_the_task_s_own_folder_speaks_of_a_task(full: dict[Target, BakedPro
                     f"{as_written_for(project, name)}: {hit[0]}" for hit in word.finditer(project.read(name))
                 }
     assert not found, NL.join(sorted(found))
+
+
+def test_tasks_differ_in_their_own_files_alone(bake: Bake) -> None:
+    own = re.compile(
+        r"src/\w+/task/(?!__init__).*|configs/default\.yaml|tests/test_task\.py|README\.md|\.ddl-template\.json"
+    )
+    first, *others = (snapshot(bake(task=task).path) for task in QUESTIONS["task"])
+    for other in others:
+        differ = {name for name in first.keys() | other.keys() if first.get(name) != other.get(name)}
+        assert differ
+        assert not [name for name in differ if not own.fullmatch(name)]
 
 
 def test_a_dry_run_prints_the_command_of_the_launcher(full: dict[Target, BakedProject]) -> None:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..checks import Check
 from ..config import DistributedConfig, Ranks
+from ..errors import UsageError
 from . import transport
 
 Value = TypeVar("Value")
@@ -34,6 +35,11 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     """Join the process group in which this process has ``ranks``."""
     if ranks:
         dist.init_process_group("gloo", timeout=timedelta(seconds=config.timeout_s))
+
+
+def sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Refuse."""
+    raise UsageError("byhand cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
 def wrap_model(model: nn.Module) -> nn.Module:
@@ -57,8 +63,9 @@ def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
 
 def optimizer_step(
     optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None
-) -> None:
+) -> Tensor | None:
     """Average the gradients over the processes and update the weights."""
+    norm = None
     scaler.unscale_(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -70,9 +77,10 @@ def optimizer_step(
         gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
         offset += gradient.numel()
     if clip_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
+        norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
     scaler.step(optimizer)
     scaler.update()
+    return norm
 
 
 def all_reduce_sum(tensor: Tensor) -> None:

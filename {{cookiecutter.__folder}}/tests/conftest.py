@@ -115,6 +115,10 @@ class Run:
         return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
 
     @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "steps.jsonl").read_text().splitlines()]
+
+    @property
     def summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
         return summary

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
         distributed,
         doctor,
         early_signals,
+        engines,
         errors,
         evaluation,
-        training,
+        optimization,
+        randomness,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
     from {{ cookiecutter.package_name }}.distributed import backend
@@ -27,9 +29,11 @@ else:
         distributed,
         doctor,
         early_signals,
+        engines,
         errors,
         evaluation,
-        training,
+        optimization,
+        randomness,
     )
     from small.__main__ import main
     from small.distributed import backend
@@ -47,10 +51,12 @@ __all__ = [
     "distributed",
     "doctor",
     "early_signals",
+    "engines",
     "errors",
     "evaluation",
     "main",
     "objective",
+    "optimization",
+    "randomness",
     "task_data",
-    "training",
 ]

@@ -1,5 +1,6 @@
 """Which rank gets which samples when, and how they become batches."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ def global_steps(size: int, batch_size: int, world_size: int, epoch: int) -> lis
     ranks = [batches.TrainingBatches(size, batch_size, rank, world_size, seed=3) for rank in range(world_size)]
     for rank in ranks:
         rank.start_at(epoch * len(rank))
-    return [[index for share in shares for index in share] for shares in zip(*ranks, strict=True)]
+    return [[index for share in shares for index in share.indices] for shares in zip(*ranks, strict=True)]
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
@@ -46,9 +47,9 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch_
 
 
 def test_a_batch_fits_every_number_of_processes_that_can_occur() -> None:
-    checks.check_batch_size(48, [2, 4, 6, 8])
+    assert checks.batch_check(48, [2, 4, 6, 8]).ok
     with pytest.raises(errors.UsageError, match="64 is not divisible by 2, 4, 6 and 8 processes: choose 48 or 72"):
-        checks.check_batch_size(64, [2, 4, 6, 8])
+        checks.require([checks.batch_check(64, [2, 4, 6, 8])])
 
 
 def test_a_batch_larger_than_the_training_set_is_refused() -> None:
@@ -62,8 +63,8 @@ def test_evaluation_reads_every_sample_once_in_batches_that_do_not_depend_on_the
     size: int, world_size: int
 ) -> None:
     ranks = [batches.EvaluationBatches(size, rank, world_size) for rank in range(world_size)]
-    seen = sorted(batch for rank in ranks for batch in rank)
-    assert seen == list(batches.EvaluationBatches(size, 0, 1))
+    seen = sorted(share.indices for rank in ranks for share in rank)
+    assert seen == [share.indices for share in batches.EvaluationBatches(size, 0, 1)]
     assert [index for batch in seen for index in batch] == list(range(size))
     assert {rank.reach_every_rank for rank in ranks} == {all(len(rank) for rank in ranks)}
 
@@ -73,16 +74,98 @@ def test_an_empty_validation_set_is_refused() -> None:
         batches.EvaluationBatches(0, 0, 1)
 
 
-def read(dataset: Any, num_workers: int = 0) -> list[Any]:
-    steps = batches.TrainingBatches(len(dataset), 4, 1, 2, seed=0)
+@pytest.mark.parametrize("size", [1, 2, 255, 256, 1000, 2**16 + 1])
+def test_the_order_of_an_epoch_holds_every_sample_once(size: int) -> None:
+    order = batches.samples_at(np.arange(size), size, 3, 5)
+    assert np.array_equal(np.sort(order), np.arange(size))
+    some = np.array([size - 1, 0, size // 2])
+    assert np.array_equal(batches.samples_at(some, size, 3, 5), order[some])
+
+
+def test_the_order_of_an_epoch_is_a_fair_shuffle() -> None:
+    size, epochs = 50, 1000
+    orders = np.stack([batches.samples_at(np.arange(size), size, 0, epoch) for epoch in range(epochs)])
+    assert len({order.tobytes() for order in orders}) == epochs
+    # How often each sample comes at each place, and after each other sample: chi-square with 1 % to be further off.
+    places, neighbours = np.zeros((size, size)), np.zeros((size, size))
+    for order in orders:
+        places[np.arange(size), order] += 1
+        neighbours[order[:-1], order[1:]] += 1
+    for counts in (places.ravel(), neighbours[~np.eye(size, dtype=bool)]):
+        mean, freedom = counts.mean(), len(counts) - 1
+        assert ((counts - mean) ** 2 / mean).sum() < freedom + 2.33 * (2 * freedom) ** 0.5
+
+
+def test_a_billion_samples_take_no_memory() -> None:
+    tracemalloc.start()
+    steps = batches.TrainingBatches(10**12, 2**20, 3, 2**14, seed=0)
+    steps.start_at(5 * len(steps) + 10)
+    share = next(iter(steps))
+    assert (share.epoch, len(share.indices)) == (5, 64)
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
+
+
+def read(dataset: Any, num_workers: int = 0, rank: int = 1, world_size: int = 2, epoch: int = 0) -> list[Any]:
+    steps = batches.TrainingBatches(len(dataset), 4, rank, world_size, seed=0)
+    steps.start_at(epoch * len(steps))
     return list(batches.create_loader(dataset, steps, num_workers))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("form", [task_data.Points, task_data.ListedPoints, task_data.WholePoints])
+@pytest.mark.parametrize("form", [task_data.Points, task_data.ListedPoints, task_data.SeededPoints])
+def test_the_random_numbers_of_a_sample_depend_on_seed_epoch_and_index_alone(form: Any) -> None:
+    def inputs(num_workers: int, world_size: int, part: bool = False, epoch: int = 0) -> dict[float, list[float]]:
+        dataset = form(12, 0, noise=0.5)
+        dataset = torch.utils.data.Subset(dataset, range(12)) if part else dataset
+        ranks = [read(dataset, num_workers, rank, world_size, epoch) for rank in range(world_size)]
+        return {
+            float(y): x.tolist()
+            for rank in ranks
+            for batch in rank
+            for x, y in zip(batch["x"], batch["y"], strict=True)
+        }
+
+    alone = inputs(0, 1)
+    assert len(alone) == 12
+    for world_size, part in ((2, False), (4, False), (2, True)):
+        assert inputs(0, world_size, part) == alone
+    if form is task_data.Points:
+        assert inputs(2, 1) == alone
+    assert not set(map(tuple, alone.values())) & set(map(tuple, inputs(0, 1, epoch=1).values()))
+    plain = form(12, 0)
+    changes = {round(x[0] - float(plain.x[plain.y == y][0, 0]), 6) for y, x in alone.items()}
+    assert len(changes) == 12
+
+
+def test_random_numbers_for_a_whole_batch_are_refused() -> None:
+    class Noisy(task_data.WholePoints):  # type: ignore[misc, name-defined]
+        def __getitems__(self, indices: list[int]) -> Any:
+            return {"x": torch.randn(len(indices), 3)}
+
+    with pytest.raises(errors.UsageError, match=r"Noisy.*let it take \(indices, seeds\)"):
+        read(Noisy(12, seed=0))
+
+
+def test_samples_of_unequal_sizes_are_refused_with_the_way_to_join_them() -> None:
+    samples = [torch.zeros(3), torch.zeros(3), torch.zeros(4), torch.zeros(5)] * 3
+    with pytest.raises(errors.UsageError, match=r"write a function collate in task/data.py"):
+        read(samples)
+
+
+def test_what_the_task_draws_for_a_batch_differs_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_data, "collate", lambda samples: float(torch.rand(())), raising=False)
+    drawn = read(task_data.Points(12, seed=0))
+    assert len(set(drawn)) == 3
+    assert read(task_data.Points(12, seed=0)) == drawn
+
+
+@pytest.mark.parametrize(
+    ("form", "num_workers"),
+    [(task_data.Points, 0), (task_data.ListedPoints, 0), (task_data.WholePoints, 0), (task_data.WholePoints, 2)],
+)
 def test_a_dataset_may_answer_with_a_sample_or_a_list_of_samples_or_a_batch(form: Any, num_workers: int) -> None:
     dataset = form(10, seed=0)
-    order = batches.epoch_order(10, 0, 0)
+    order = batches.samples_at(np.arange(10), 10, 0, 0)
     read_batches = read(dataset, num_workers)
     assert len(read_batches) == 2
     for step, batch in enumerate(read_batches):
@@ -100,7 +183,7 @@ def test_a_part_of_a_dataset_serves_too() -> None:
 def test_the_task_may_make_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_data, "collate", lambda samples: [sample["y"] for sample in samples], raising=False)
     dataset = task_data.Points(10, seed=0)
-    order = batches.epoch_order(10, 0, 0)
+    order = batches.samples_at(np.arange(10), 10, 0, 0)
     assert read(dataset)[0] == [dataset.y[order[2]], dataset.y[order[3]]]
     # What is a batch already is left alone.
     assert set(read(task_data.WholePoints(10, seed=0))[0]) == {"x", "y"}

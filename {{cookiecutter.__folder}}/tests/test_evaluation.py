@@ -29,7 +29,6 @@ def test_a_checkpoint_is_as_good_as_its_training_said(trained: Run) -> None:
 @pytest.mark.parametrize(
     ("processes", "val_size", "metrics"),
     [
-        pytest.param(2, 300, "precision", id="every rank has a batch"),
         pytest.param(2, 300, "precision median double", id="samples are kept, more on one rank than on the other"),
         pytest.param(3, 20, "precision", id="two ranks have no batch"),
     ],

@@ -1,10 +1,13 @@
 """What a training learns, on any number of processes, in one go or in several."""
 
 import contextlib
+import itertools
+import json
 import logging
 import math
 import os
 import pty
+import random
 import shutil
 import signal
 import subprocess
@@ -12,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import FOLDERS, Run, call, train
-from frame import config, curves, distributed, early_signals, objective, training
+from conftest import FOLDERS, Run, call, run, train
+from frame import backend, config, curves, distributed, early_signals, engines, objective, optimization, randomness
 from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -34,11 +38,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One short training in a single process."""
     return train(tmp_path_factory.mktemp("alone") / "run", 1, *EXACT)
-
-
-def test_micro_batches_learn_what_whole_batches_learn(alone: Run, tmp_path: Path) -> None:
-    parts = train(tmp_path / "parts", 2, *EXACT, "--optim.accumulation_steps", "4")
-    assert_equal_weights(alone, parts, tolerance=1e-5)
 
 
 def test_clipped_gradients_are_those_of_the_whole_batch(tmp_path: Path) -> None:
@@ -85,7 +84,8 @@ def test_every_metric_has_a_panel_of_the_curves(tmp_path: Path, monkeypatch: pyt
 
     figures: list[Any] = []
     monkeypatch.setattr(pyplot, "close", figures.append)
-    records = [{"epoch": 1, "train_loss": 2.0, "val_loss": 1.0, "val_error": 3.0, "val_other": 4.0}]
+    values = {"train_loss": 2.0, "val_loss": 1.0, "val_error": 3.0, "val_other": 4.0}
+    records = [{"epoch": 1, "iteration": 8, **values}, {"epoch": 2, "iteration": 16, **values}]
     curves.draw_curves(records, tmp_path / "curves.png", "points")
     assert figures[0].get_suptitle() == "points"
     assert [(panel.get_title(), panel.get_xlabel(), panel.get_ylabel()) for panel in figures[0].axes] == [
@@ -93,14 +93,18 @@ def test_every_metric_has_a_panel_of_the_curves(tmp_path: Path, monkeypatch: pyt
         ("error", "epoch", "validation error"),
         ("other", "epoch", "validation other"),
     ]
+    # Two evaluations within an epoch.
+    curves.draw_curves([*records, {**records[1], "iteration": 12}], tmp_path / "curves.png", "points")
+    assert [panel.get_xlabel() for panel in figures[1].axes] == ["step"] * 3
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_many_processes_learn_what_one_learns(alone: Run, tmp_path: Path, processes: int) -> None:
-    many = train(tmp_path / "many", processes, *EXACT)
+@pytest.mark.parametrize(("processes", "parts"), [(2, 1), (4, 4)])
+def test_many_processes_learn_what_one_learns(alone: Run, tmp_path: Path, processes: int, parts: int) -> None:
+    many = train(tmp_path / "many", processes, *EXACT, "--optim.accumulation_steps", str(parts))
     assert alone.records[-1]["iteration"] == many.records[-1]["iteration"] == 30
     for ours, theirs in zip(alone.records, many.records, strict=True):
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=1e-5)
+        for name in ("train_loss", "val_loss", "val_error"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5)
     assert_equal_weights(alone, many, tolerance=1e-5)
 
 
@@ -123,6 +127,172 @@ def test_a_stopped_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> N
     assert 0 < resumed_at < whole.records[-1]["iteration"]
     assert [record["val_loss"] for record in parts.records] == [record["val_loss"] for record in whole.records]
     assert_equal_weights(whole, parts, tolerance=0)
+
+
+# All that draws random numbers or looks at several samples, measured and saved at odd moments.
+RANDOM = ("--task.noise", "0.1", "--task.dropout", "0.2", "--task.batch_norm", "true", "--train.epochs", "3")
+OFTEN = ("--train.evaluate_every", "12 steps", "--train.save_every", "5 steps", "--train.log_every", "3")
+
+
+def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: line[key] for key in line if key not in ("samples_per_second", "data_wait")} for line in lines]
+
+
+@pytest.mark.parametrize(("processes", "num_workers"), [(1, 1), (2, 0)])
+def test_a_killed_run_ends_where_an_undisturbed_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, num_workers: int
+) -> None:
+    whole = train(tmp_path / "whole", processes, *RANDOM, *OFTEN)
+    folder = tmp_path / "killed"
+    settings = (*RANDOM, *OFTEN, "--train.run_dir", str(folder), "--data.num_workers", str(num_workers))
+    with monkeypatch.context() as dying:
+        dying.setenv("SMALL_DIES_IN_STEP", "18")
+        command = distributed.local_command(processes, ["train", *settings, *distributed.TRIAL])
+        assert run(command, FOLDERS["small"]).code not in (0, config.EXIT_RESUMABLE)
+    killed = train(folder, processes, *settings)
+    assert Path(killed.summary["resumed_from"]).name == "last_15.pt"
+    assert [record["iteration"] for record in killed.records] == [12, 24, 36, 48]
+    assert without_times(killed.records) == without_times(whole.records)
+    assert without_times(killed.steps) == without_times(whole.steps)
+    assert_equal_weights(whole, killed, tolerance=0)
+    assert whole.summary["weights_difference"] == killed.summary["weights_difference"] == 0.0
+    # What was measured is what the checkpoint does, with the statistics of BatchNorm.
+    evaluated = json.loads(call("evaluate", "--checkpoint", str(killed.checkpoint()), *ONE).output)
+    assert {key: evaluated[key] for key in ("val_loss", "val_error")} == {
+        key: killed.records[-1][key] for key in ("val_loss", "val_error")
+    }
+
+
+def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = {randomness.stream(seed, rank, step) for seed in range(3) for rank in range(8) for step in range(100)}
+    assert len(seeds) == 2400
+    assert randomness.stream(0, 1, 2) == randomness.stream(0, 1, 2)
+
+    class Drawn(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            drawn.append(float(torch.rand(())))
+            return self.weight * x[:, 0]
+
+        weight = nn.Parameter(torch.ones(()))
+
+    drawn: list[float] = []
+    # An optimizer that is not wrapped for the backend cannot take its step.
+    monkeypatch.setattr(backend, "optimizer_step", lambda *arguments: None)
+    for rank in (0, 1, 1):
+        monkeypatch.setattr("ignite.distributed.get_rank", lambda rank=rank: rank)
+        model = Drawn()
+        optimizer = torch.optim.SGD([model.weight], 0.1)
+        trainer = engines.create_trainer(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), config.Config())
+        trainer.run([{"x": torch.ones(2, 3), "y": torch.ones(2)}] * 2)
+    assert len(set(drawn)) == 4
+    assert drawn[2:4] == drawn[4:6]
+    randomness.seed_step(0, 1, 7)
+    first = (torch.rand(2).tolist(), np.random.random_sample(), random.random())
+    randomness.seed_step(0, 1, 7)
+    assert (torch.rand(2).tolist(), np.random.random_sample(), random.random()) == first
+
+
+def test_steps_are_logged_and_evaluations_come_as_often_as_asked(tmp_path: Path) -> None:
+    settings = ("--train.max_iterations", "40", "--train.epochs", "1", "--train.evaluate_every", "15 steps")
+    run = train(tmp_path / "run", 1, *settings, "--train.log_every", "10", "--optim.clip_norm", "1")
+    assert [record["iteration"] for record in run.records] == [15, 30, 40]
+    assert [step["iteration"] for step in run.steps] == [10, 20, 30, 40]
+    names = {"epoch", "iteration", "loss", "lr", "samples_per_second", "data_wait", "grad_norm"}
+    assert set(run.steps[0]) == names
+    assert 0 < run.steps[0]["data_wait"] < 1
+    assert 0 < run.steps[0]["grad_norm"] < 100
+    # Ten of the fifteen steps before the first evaluation, and the first five of those before the second.
+    losses = [step["loss"] for step in run.steps]
+    assert run.records[0]["train_loss"] > losses[1]
+    assert "step 10/40" in run.log
+    assert "epoch 0.9375/2.5  step 15/40" in run.log
+    assert "epoch 0.9375/2.5  step 15/40" in run.log
+    best = min(run.records, key=lambda record: float(record["val_error"]))
+    assert run.summary["best"] == {**best, "checkpoint": f"checkpoints/best_{best['iteration']}.pt"}
+    assert (run.path / run.summary["best"]["checkpoint"]).exists()
+
+
+@pytest.mark.parametrize("broken", ["loss", "weights"])
+def test_what_is_not_a_number_ends_the_training_and_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    steps = itertools.count(1)
+
+    class Break(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, loss: torch.Tensor) -> torch.Tensor:
+            return loss * math.nan if broken == "loss" else loss.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * math.nan
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        plain = nn.functional.mse_loss(outputs, targets)
+        broken_now = outputs.requires_grad and next(steps) == 20
+        return Break.apply(plain) if broken_now else plain  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(objective, "loss", loss)
+    folder = tmp_path / "run"
+    settings = ("--train.save_every", "5 steps", "--train.log_every", "1000")
+    refused = call("train", "--train.run_dir", str(folder), *settings, *ONE)
+    assert (refused.code, refused.errors.splitlines()[-1].startswith("error: the ")) == (1, True), refused.errors
+    assert {"loss": "loss is nan", "weights": "weights are not numbers"}[broken] in refused.errors
+    assert "after step 20: lower optim.lr" in refused.errors
+    assert sorted(file.name for file in (folder / "checkpoints").glob("last_*")) == ["last_15.pt", "last_16.pt"]
+    assert all(weight.isfinite().all() for weight in Run(folder, "").weights().values())
+
+
+def test_a_metric_that_is_not_a_number_is_null_in_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_METRICS", "nothing")
+    short = train(tmp_path / "run", 1, "--train.epochs", "1")
+    assert short.records[0]["val_nothing"] is None
+    assert short.summary["best"]["val_nothing"] is None
+    assert len(train(tmp_path / "run", 1, "--train.epochs", "2").records) == 2
+
+
+def test_a_training_ends_when_it_no_longer_improves(tmp_path: Path) -> None:
+    settings = ("--optim.lr", "1e-9", "--optim.schedule", "constant", "--train.patience", "2", "--train.epochs", "9")
+    # So slow that no error is better than the first one.
+    short = train(tmp_path / "run", 1, *settings, "--optim.name", "sgd", "--optim.weight_decay", "0")
+    assert [record["epoch"] for record in short.records] == [1, 2, 3]
+    assert short.summary["best"]["iteration"] == 16
+    again = train(tmp_path / "run", 1, *settings, "--optim.name", "sgd", "--optim.weight_decay", "0")
+    assert "is complete" in again.log
+    assert len(again.records) == 3
+
+
+def test_an_average_of_the_weights_is_measured_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("--optim.ema_decay", "0.9", "--train.epochs", "2", "--train.log_every", "5", *RANDOM[:6])
+    whole = train(tmp_path / "whole", 1, *settings)
+    plain = train(tmp_path / "plain", 1, *settings, "--optim.ema_decay", "null")
+    assert whole.weights()["head.weight"].equal(plain.weights()["head.weight"])
+    assert whole.records[-1]["val_error"] != plain.records[-1]["val_error"]
+    with monkeypatch.context() as stopping:
+        stopping.setattr(early_signals, "received", {signal.SIGUSR1})
+        assert call("train", "--train.run_dir", str(tmp_path / "parts"), *settings, *ONE).code == config.EXIT_RESUMABLE
+    parts = train(tmp_path / "parts", 1, *settings)
+    assert parts.summary["resumed_from"].endswith("last_5.pt")
+    assert without_times(parts.records) == without_times(whole.records)
+    for kind in ("last", "best"):
+        checkpoint = max((parts.path / "checkpoints").glob(f"{kind}_*.pt"), key=lambda file: file.stat().st_mtime)
+        evaluated = json.loads(call("evaluate", "--checkpoint", str(checkpoint), *ONE).output)
+        iteration = int(checkpoint.stem.split("_")[1])
+        (record,) = (record for record in parts.records if record["iteration"] == iteration)
+        assert evaluated["val_error"] == record["val_error"]
+
+
+def test_the_log_says_what_depends_on_the_number_of_processes(tmp_path: Path) -> None:
+    settings = ("--train.max_iterations", "2", "--data.batch_size", "60", "--optim.accumulation_steps", "2")
+    plain = train(tmp_path / "plain", 1, *settings)
+    assert "another number of processes" not in plain.log
+    assert "data: points, 1024 training and 300 validation samples" in plain.log
+    assert "training: 2 steps of 60 samples, 60 on each process; an epoch has 17 steps, and leaves out 4" in plain.log
+    batch_norm = train(tmp_path / "batch_norm", 1, *settings, "--task.batch_norm", "true")
+    assert "BatchNorm1d normalizes over 30 samples at a time: another number of processes" in batch_norm.log
+    dropout = train(tmp_path / "dropout", 1, *settings, "--task.dropout", "0.1")
+    shown = "a step draws random numbers, other ones on each rank: another number of processes" in dropout.log
+    assert shown == distributed.hardware.SHOWS_DRAWS
 
 
 @pytest.mark.parametrize(("steps", "code"), [(16, config.EXIT_RESUMABLE), (8, 0)])
@@ -163,6 +333,9 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     again = train(tmp_path / "run", 1, "--train.epochs", "1")
     assert "is complete" in again.log
     assert again.checkpoint().stat().st_mtime_ns == before
+    refused = call("train", "--train.run_dir", str(first.path), "--train.epochs", "1", "--optim.lr", "0.1", *ONE)
+    assert refused.code == 2
+    assert "is finished, with other settings (optim.lr 0.003 -> 0.1): choose another" in refused.errors
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *ONE)
     assert (refused.code, "holds a run already" in refused.errors) == (1, True), refused.errors
     settings = (first.path / "config.yaml").read_text()
@@ -208,17 +381,19 @@ def test_the_learning_rate_grows_with_the_world_as_asked(
     # A training in this process may have cut the logger off from the others.
     logging.getLogger("small").addHandler(caplog.handler)
     settings = config.Config(optim=config.OptimConfig(lr=0.1, lr_scaling=scaling))
-    optimizer = training.create_optimizer(nn.Linear(1, 1), settings, world_size=4)
+    optimizer = optimization.create_optimizer(nn.Linear(1, 1), settings, world_size=4)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
     assert f"lr 0.1 x {factor:g} = {0.1 * factor:g} ({scaling})" in caplog.text
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])
-def test_the_learning_rate_warms_up_and_decays_to_almost_zero(warmup: int) -> None:
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_learning_rate_warms_up_and_decays_to_its_floor(schedule: Literal["cosine", "linear"], warmup: int) -> None:
     # Two groups of parameters, each with a rate of its own.
     parameters = nn.Linear(1, 1).parameters()
     optimizer = torch.optim.SGD([{"params": [next(parameters)], "lr": 0.1}, {"params": [next(parameters)], "lr": 0.02}])
-    scheduler = training.create_lr_scheduler(optimizer, warmup, steps=20)
+    settings = config.OptimConfig(schedule=schedule, warmup=f"{warmup} steps", lr_floor=0.1)
+    scheduler = optimization.create_lr_scheduler(optimizer, settings, steps_per_epoch=7, steps=20)
     rates = []
     for _ in range(20):
         scheduler(None)  # it does not look at the engine
@@ -227,7 +402,20 @@ def test_the_learning_rate_warms_up_and_decays_to_almost_zero(warmup: int) -> No
     assert max(rates) == pytest.approx(0.1)
     assert rates[: max(warmup, 1)] == sorted(rates[: max(warmup, 1)])
     assert rates[max(warmup, 1) :] == sorted(rates[max(warmup, 1) :], reverse=True)
-    assert rates[-1] < 0.002
+    assert 0.01 <= rates[-1] < 0.01 + 0.09 / 10
+    if schedule == "linear" and not warmup:
+        assert rates[10] == pytest.approx(0.1 - 0.09 / 2)
+
+
+def test_a_constant_learning_rate_stays_after_a_warm_up_in_epochs() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    settings = config.OptimConfig(schedule="constant", warmup="0.5 epochs")
+    scheduler = optimization.create_lr_scheduler(optimizer, settings, steps_per_epoch=8, steps=20)
+    rates = []
+    for _ in range(20):
+        scheduler(None)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.025, 0.05, 0.075, *[0.1] * 17])
 
 
 def test_a_checkpoint_of_another_model_is_refused(alone: Run, tmp_path: Path) -> None:
@@ -256,8 +444,8 @@ def test_parameter_groups_keep_their_own_settings_over_a_stop(tmp_path: Path, mo
     parts = train(tmp_path / "parts", 1, *settings)
     assert Path(parts.summary["resumed_from"]).name == "last_1.pt"
     assert_equal_weights(whole, parts, tolerance=0)
-    for run in (whole, parts):
-        others, head = run.saved()["optimizer"]["param_groups"]
+    for trained in (whole, parts):
+        others, head = trained.saved()["optimizer"]["param_groups"]
         assert head["lr"] == pytest.approx(2 * others["lr"])
         assert (others["weight_decay"], head["weight_decay"]) == (0.0, 0.1)
 

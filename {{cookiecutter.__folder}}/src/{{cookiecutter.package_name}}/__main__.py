@@ -66,7 +66,7 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
     config, options = parse(parser, arguments)
 
-    # Read when torch is imported, which is why that comes after.
+    # Read when torch is imported, which is why that comes after; ``launch`` has set them for some launchers already.
     for name, value in hardware.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Its sockets warn of every address that has no name; errors are still said.

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from typing import Any
+import inspect
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, default_collate
 
-from .checks import check_batch_size
+from .checks import batch_check, require
+from .early_signals import ignore_stop_signals
 from .errors import UsageError
+from .randomness import have_been_used, mix, sample_seeds, seed_samples, stream, watch_draws
 from .task import data as task_data
 
 # A fixed size, so that each evaluation batch holds the same samples on every world size; a task may set its own.
 EVALUATION_BATCH_SIZE: int = getattr(task_data, "EVALUATION_BATCH_SIZE", 256)
+# How many places of an epoch's order are looked up at a time.
+BLOCK = 2**14
+ROUNDS = 6
+
+
+class Share(NamedTuple):
+    """One rank's samples of one step."""
+
+    epoch: int
+    """-1 in an evaluation, which is the same each time"""
+    indices: list[int]
 
 
 class TrainingBatches:
     """One rank's share of every global batch; what it yields depends on nothing but the arguments below.
 
-    Step ``s`` of epoch ``e`` is the same set of samples on every world size, cut into equal slices: the mean of the
-    slices' gradients is the gradient of the global batch. The samples that do not fill a last batch are left out of
-    that epoch, other ones each time.
+    Step ``s`` of epoch ``e``, both counted from 0, is the same set of samples on every world size, cut into equal
+    slices: the mean of the slices' gradients is the gradient of the global batch. The samples that do not fill a last
+    batch are left out of that epoch, other ones each time.
 
     Args:
         size: samples in the training set.
@@ -35,7 +54,7 @@ class TrainingBatches:
     """
 
     def __init__(self, size: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
-        check_batch_size(batch_size, [world_size])
+        require([batch_check(batch_size, [world_size])])
         if batch_size > size:
             raise UsageError(f"data.batch_size {batch_size} is larger than the training set: choose at most {size}")
         self.size, self.batch_size, self.seed = size, batch_size, seed
@@ -50,11 +69,13 @@ class TrainingBatches:
         """Let the next pass begin after ``iteration`` steps of the whole training."""
         self.epoch, self.first_step = divmod(iteration, len(self))
 
-    def __iter__(self) -> Iterator[list[int]]:
-        order = epoch_order(self.size, self.seed, self.epoch)
-        for step in range(self.first_step, len(self)):
-            begin = step * self.batch_size + self.offset
-            yield order[begin : begin + self.share].tolist()
+    def __iter__(self) -> Iterator[Share]:
+        epoch, together = self.epoch, max(BLOCK // self.share, 1)
+        for first in range(self.first_step, len(self), together):
+            steps = np.arange(first, min(first + together, len(self)))
+            places = steps[:, None] * self.batch_size + self.offset + np.arange(self.share)
+            for indices in samples_at(places, self.size, self.seed, epoch).tolist():
+                yield Share(epoch, indices)
 
 
 class EvaluationBatches:
@@ -67,27 +88,45 @@ class EvaluationBatches:
         UsageError: if there is no sample at all.
     """
 
+    seed = 0
+
     def __init__(self, size: int, rank: int, world_size: int) -> None:
         if size < 1:
             raise UsageError("the validation set is empty: keep some samples for it")
         self.reach_every_rank = size > (world_size - 1) * EVALUATION_BATCH_SIZE
-        self.batches = [
-            list(range(start, min(start + EVALUATION_BATCH_SIZE, size)))
-            for start in range(rank * EVALUATION_BATCH_SIZE, size, world_size * EVALUATION_BATCH_SIZE)
-        ]
+        self.size = size
+        self.starts = range(rank * EVALUATION_BATCH_SIZE, size, world_size * EVALUATION_BATCH_SIZE)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.starts)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
+    def __iter__(self) -> Iterator[Share]:
+        for start in self.starts:
+            yield Share(-1, list(range(start, min(start + EVALUATION_BATCH_SIZE, self.size))))
 
 
-@lru_cache(maxsize=2)
-def epoch_order(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """Return the order of all samples in one epoch, (size,), a pure function of the arguments."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(size, generator=generator).numpy()
+def samples_at(places: npt.NDArray[np.int64], size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Return the samples at these places of an epoch's order, each of which is a number below ``size``.
+
+    It takes memory and time for these places only. A Feistel network permutes the numbers of an even number of bits; a
+    result of ``size`` or more is permuted again until it is less (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002).
+    """
+    # Not too few, where so simple a network would not shuffle well.
+    half = max(size.bit_length() + 1, 8) // 2
+    mask = 2**half - 1
+    keys = [stream(seed, epoch, number) for number in range(ROUNDS)]
+
+    def permute(numbers: Any) -> Any:
+        left, right = numbers >> half, numbers & mask
+        for key in keys:
+            left, right = right, left ^ (mix(right + key) & mask)
+        return (left << half) | right
+
+    result: npt.NDArray[np.uint64] = permute(places.astype(np.uint64))
+    while (outside := result >= size).any():
+        result[outside] = permute(result[outside])
+    return result.astype(np.int64)
 
 
 def create_loader(dataset: Any, batches: TrainingBatches | EvaluationBatches, num_workers: int) -> DataLoader[Any]:
@@ -96,18 +135,130 @@ def create_loader(dataset: Any, batches: TrainingBatches | EvaluationBatches, nu
     The dataset has a length and ``__getitem__``, or ``__getitems__`` for a list of indices. What that returns as a list
     are samples, which the task's own ``collate`` or that of torch makes a batch of; anything else is a batch already.
     """
-    collate = getattr(task_data, "collate", default_collate)
-    return DataLoader(
-        dataset,
-        batch_sampler=batches,
-        collate_fn=partial(_to_batch, collate),
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
-        # Forked loaders would inherit the threads and sockets of the process group.
-        multiprocessing_context="spawn" if num_workers > 0 else None,
-    )
+    reader: Any = Reader(dataset, batches.seed)
+    shares: Any = batches
+    processes: dict[str, Any] = {}
+    if num_workers:
+        # One process imports torch, and all loader processes begin as copies of it. Copies of this process itself would
+        # inherit the threads and sockets of the process group.
+        multiprocessing.set_forkserver_preload([f"{__package__}.loader_server"])
+        processes = {
+            "num_workers": num_workers,
+            "persistent_workers": True,
+            "multiprocessing_context": "forkserver",
+            "worker_init_fn": live_as_long_as_the_training,
+        }
+    pin_memory = torch.cuda.is_available()
+    return DataLoader(reader, batch_sampler=shares, collate_fn=_as_it_is, pin_memory=pin_memory, **processes)
 
 
-def _to_batch(collate: Callable[[list[Any]], Any], samples: Any) -> Any:
-    return collate(samples) if isinstance(samples, list) else samples
+def live_as_long_as_the_training(worker: int) -> None:
+    """Let a loader process ignore stop signals, after which the training still needs it, but end when the training ends.
+
+    Torch looks at the process that it was copied from, which is not the training and does not end before its copies.
+    """
+    ignore_stop_signals()
+
+    def end_with(training: Any) -> None:
+        training.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+@contextmanager
+def closing(*loaders: DataLoader[Any]) -> Iterator[None]:
+    """End the processes of the loaders after the ``with`` block, at once: they ignore signals.
+
+    Left to the garbage collector, which may close their queues first, torch would wait five seconds for each of them.
+    """
+    try:
+        yield
+    finally:
+        for loader in loaders:
+            iterator: Any = getattr(loader, "_iterator", None)
+            if loader.num_workers and iterator:
+                for worker in iterator._workers:
+                    worker.kill()
+                iterator._shutdown_workers()
+
+
+class Reader:
+    """Reads batches of a dataset, so that its random numbers depend on the seed, the epoch and a sample's index alone.
+
+    They are the same on every world size, with any number of loader processes, and after a resume, if the dataset draws
+    them from the generators of python, numpy or torch for each sample, or takes a seed for each: ``__getitems__(indices,
+    seeds)``, where ``seeds`` is an int64 tensor (len(indices),) of numbers from 0 on. What the task's own ``collate``
+    draws depends on the seed, the epoch and the first sample of the batch.
+
+    Raises:
+        UsageError: if a dataset without seeds draws numbers for a whole batch.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.seed = seed
+        # A part of a dataset would not hand on the seeds.
+        self.parts = []
+        while type(dataset) is Subset:
+            self.parts.append(dataset.indices)
+            dataset = dataset.dataset
+        self.dataset = dataset
+        self.fetch_many = getattr(dataset, "__getitems__", None)
+        self.takes_seeds = self.fetch_many is not None and len(inspect.signature(self.fetch_many).parameters) > 1
+        self.draws = False
+        self.collate = getattr(task_data, "collate", default_collate)
+
+    def __getitems__(self, share: Share) -> Any:
+        samples = self.read(share)
+        return self.join(samples, share) if isinstance(samples, list) else samples
+
+    def read(self, share: Share) -> Any:
+        """Return a list of samples, or a batch, with the random numbers that belong to them."""
+        epoch, indices = share
+        seeds = partial(sample_seeds, self.seed, epoch, indices)
+        for part in self.parts:
+            indices = [part[index] for index in indices]
+        if self.takes_seeds:
+            return self.fetch(indices, torch.from_numpy(seeds()))
+        if not self.draws:
+            # To seed the generators for each sample takes longer than many datasets take to answer: only if need be.
+            watch_draws()
+            samples = self.fetch(indices)
+            if not have_been_used():
+                return samples
+            if not isinstance(samples, list):
+                raise UsageError(
+                    f"{type(self.dataset).__name__}.__getitems__ draws random numbers for a whole batch, which depend "
+                    "on the number of processes: let it take (indices, seeds), and draw from one seed for each sample"
+                )
+            self.draws = True
+        return self.fetch_one_by_one(indices, seeds())
+
+    def join(self, samples: list[Any], share: Share) -> Any:
+        """Return a batch of the samples."""
+        if self.collate is not default_collate:
+            seed_samples(stream(self.seed, share.epoch, share.indices[0]))
+            return self.collate(samples)
+        try:
+            return default_collate(samples)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise UsageError(
+                f"samples do not make a batch ({reason}): write a function collate in task/data.py"
+            ) from None
+
+    def fetch(self, indices: list[int], *seeds: Tensor) -> Any:
+        """Return a list of samples, or a batch."""
+        return self.fetch_many(indices, *seeds) if self.fetch_many else [self.dataset[index] for index in indices]
+
+    def fetch_one_by_one(self, indices: list[int], seeds: npt.NDArray[np.int64]) -> list[Any]:
+        """Return a list of samples, each with random numbers of its own."""
+        samples = []
+        for index, seed in zip(indices, seeds.tolist(), strict=True):
+            seed_samples(seed)
+            samples += self.fetch([index])
+        return samples
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

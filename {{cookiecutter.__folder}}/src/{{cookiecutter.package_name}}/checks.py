@@ -8,16 +8,11 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import UsageError
-
-if TYPE_CHECKING:
-    # The settings of the task use Check, and are a part of Config.
-    from .config import Config
 
 
 @dataclass(frozen=True)
@@ -31,22 +26,11 @@ class Check:
     exit_code: int = 1
 
 
-def require(checks: Iterator[Check]) -> None:
+def require(checks: Iterable[Check]) -> None:
     """Raise UsageError with the first of ``checks`` that fails, in one sentence."""
     for check in checks:
         if not check.ok:
             raise UsageError(f"{check.found}: {check.fix}", check.exit_code)
-
-
-def check_batch_size(batch_size: int, world_sizes: Sequence[int], accumulation_steps: int = 1) -> None:
-    """Raise UsageError, with the two nearest sizes that work, unless the batch divides for all of ``world_sizes``."""
-    parts = math.lcm(*world_sizes) * accumulation_steps
-    if batch_size % parts:
-        lower = batch_size // parts * parts
-        choices = f"{lower} or {lower + parts}" if lower else str(parts)
-        by = processes(world_sizes)
-        by += f" x {accumulation_steps} accumulation steps" if accumulation_steps > 1 else ""
-        raise UsageError(f"data.batch_size {batch_size} is not divisible by {by}: choose {choices}")
 
 
 def processes(numbers: Sequence[int]) -> str:
@@ -55,14 +39,17 @@ def processes(numbers: Sequence[int]) -> str:
     return f"{', '.join(map(str, some))}{' and ' if some else ''}{last} process{'es' if last > 1 else ''}"
 
 
-def batch_check(config: Config, world_sizes: Sequence[int]) -> Check:
-    """Tell whether the global batch can be cut for each number of processes that a training may have."""
-    try:
-        check_batch_size(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
-    except UsageError as error:
-        reason, _, fix = str(error).partition(": ")
-        return Check("global batch", False, reason, fix, error.exit_code)
-    return Check("global batch", True, f"{config.data.batch_size} samples over {processes(world_sizes)}")
+def batch_check(batch_size: int, world_sizes: Sequence[int], accumulation_steps: int = 1) -> Check:
+    """Tell whether the global batch divides for all of ``world_sizes``; the fix is the two nearest sizes that do."""
+    parts = math.lcm(*world_sizes) * accumulation_steps
+    among = processes(world_sizes)
+    if batch_size % parts == 0:
+        return Check("global batch", True, f"{batch_size} samples over {among}")
+    lower = batch_size // parts * parts
+    choices = f"{lower} or {lower + parts}" if lower else str(parts)
+    among += f" x {accumulation_steps} accumulation steps" if accumulation_steps > 1 else ""
+    found = f"data.batch_size {batch_size} is not divisible by {among}"
+    return Check("global batch", False, found, f"choose {choices}", exit_code=2)
 
 
 def run_dir_check(run_dir: Path) -> Check:

@@ -29,15 +29,38 @@ def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
         if turn:
             try:
                 action()
+            except UsageError as error:
+                failure = str(error)
             except (OSError, RuntimeError) as error:
                 failure = f"{type(error).__name__}: {error}"
         if all_reduce_any(bool(failure)):
             raise UsageError(f"could not {what}: {failure or 'it failed on another node'}", 1)
 
 
+def broadcast_buffers(model: nn.Module) -> None:
+    """Give every rank the buffers of rank 0, such as BatchNorm's running statistics."""
+    buffers = list(model.buffers())
+    if not buffers or idist.get_world_size() == 1:
+        return
+    # As bytes, all of them in one exchange, whatever their types.
+    parts = [buffer.detach().contiguous().flatten().view(torch.uint8) for buffer in buffers]
+    everything = idist.broadcast(torch.cat(parts), src=0)
+    assert isinstance(everything, Tensor)
+    with torch.no_grad():
+        for buffer, part in zip(buffers, torch.split(everything, [len(part) for part in parts]), strict=True):
+            # A copy, as a view of another type has to begin at a multiple of its size.
+            buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+
+
 def weights_difference(model: nn.Module) -> float:
-    """Return the largest absolute difference between any rank's weights and those of rank 0: 0.0 if all is well."""
-    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    reference = idist.broadcast(weights.clone(), src=0)
-    assert isinstance(reference, Tensor)
-    return float(idist.all_reduce(float((weights - reference).abs().max()), "MAX"))
+    """Return the largest absolute difference between any rank's weights or buffers and those of rank 0: 0.0 if all is well."""
+    largest = 0.0
+    for tensor in (*model.parameters(), *model.buffers()):
+        mine = tensor.detach() if tensor.is_floating_point() else tensor.detach().float()
+        reference = idist.broadcast(mine.clone(), src=0)
+        assert isinstance(reference, Tensor)
+        if mine.numel():
+            # What is not a number on both is no difference.
+            difference = mine.nan_to_num(nan=6e4) - reference.nan_to_num(nan=6e4)
+            largest = max(largest, float(difference.abs().max()))
+    return float(idist.all_reduce(largest, "MAX"))

@@ -19,6 +19,7 @@ PACKAGE = str(__package__)
 # The exit code of a training that stopped on a signal after a checkpoint: the same command resumes it.
 EXIT_RESUMABLE = 85
 DEFAULT_CONFIG = Path("configs/default.yaml")
+PERIOD = re.compile(r"(\d+(?:\.\d+)?) *(steps?|epochs?)")
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,29 @@ class OptimConfig:
     """multiply lr by 1, by the world size, or by its square root; none, because batch_size counts all processes"""
     weight_decay: float = 0.01
     """decoupled for adamw, L2 penalty for sgd"""
-    warmup_epochs: float = 1.0
-    """epochs of linear warm-up, before the cosine decay to zero"""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """course of the learning rate after the warm-up, until the end of the training"""
+    warmup: str = "1 epoch"
+    """how long the learning rate grows linearly from zero: epochs or steps, such as 500 steps"""
+    lr_floor: float = 0.0
+    """part of the learning rate that is left at the end of a cosine or linear schedule"""
     clip_norm: float | None = None
     """scale the gradients of a step down to this norm; null leaves them"""
     accumulation_steps: int = 1
     """parts of the batch whose gradients are added up before the step, to need less memory; the step is the same"""
 
+    ema_decay: float | None = None
+    """measure, and keep as the best, a moving average of the weights: 0.999 averages over some thousand steps"""
+
     def __post_init__(self) -> None:
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"optim.ema_decay must be between 0 and 1, not {self.ema_decay}")
         if self.lr <= 0:
             raise ValueError(f"optim.lr must be positive, not {self.lr}")
-        _require_at_least(0, optim__weight_decay=self.weight_decay, optim__warmup_epochs=self.warmup_epochs)
+        if not 0 <= self.lr_floor <= 1:
+            raise ValueError(f"optim.lr_floor must be between 0 and 1, not {self.lr_floor}")
+        _require_period(optim__warmup=self.warmup)
+        _require_at_least(0, optim__weight_decay=self.weight_decay)
         _require_at_least(1, optim__accumulation_steps=self.accumulation_steps)
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"optim.clip_norm must be positive, not {self.clip_norm}")
@@ -70,9 +83,15 @@ class TrainConfig:
     epochs: int = 15
     """passes over the training set"""
     max_iterations: int | None = None
-    """stop after this many steps, whatever the epochs say"""
+    """length of the training in steps, whatever epochs says"""
+    evaluate_every: str = "1 epoch"
+    """how often to measure, and to save a checkpoint: epochs or steps, such as 500 steps; the end is always measured"""
+    save_every: str | None = None
+    """how often to save a checkpoint also between evaluations: epochs or steps"""
+    patience: int | None = None
+    """end the training after so many evaluations in a row without a better score; null goes on to the end"""
     seed: int = 0
-    """of the first weights and of the order of the samples"""
+    """of the first weights, the order of the samples, dropout and augmentation"""
     run_dir: str = "runs/default"
     """folder of the log, the metrics, the curves and the checkpoints"""
     resume: str = "auto"
@@ -82,12 +101,15 @@ class TrainConfig:
     compile: bool = False
     """compile the model with torch.compile"""
     log_every: int = 10
-    """steps between two looks at the loss and at stop signals; each look waits for the device"""
+    """steps between two lines of the log and of steps.jsonl, and two looks at stop signals; each waits for the device"""
 
     def __post_init__(self) -> None:
         _require_at_least(1, train__epochs=self.epochs, train__log_every=self.log_every)
         if self.max_iterations is not None:
             _require_at_least(1, train__max_iterations=self.max_iterations)
+        if self.patience is not None:
+            _require_at_least(1, train__patience=self.patience)
+        _require_period(train__evaluate_every=self.evaluate_every, train__save_every=self.save_every or "1 epoch")
 
 
 @dataclass(frozen=True)
@@ -100,6 +122,8 @@ class DistributedConfig:
     """what each process computes on; the README names any other choice"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
+    sync_batchnorm: bool = False
+    """let BatchNorm normalize over the samples of all processes; not for a CPU"""
     timeout_s: float = 600.0
     """seconds after which a process that waits for the others gives up"""
 
@@ -213,6 +237,20 @@ def changed_settings(old: dict[str, dict[str, object]], new: Config) -> list[str
         for name, value in values.items()
         if old.get(section, {}).get(name) != value
     ]
+
+
+def steps_of(period: str, steps_per_epoch: int) -> int:
+    """Return how many steps a period such as "500 steps" or "0.5 epochs" has."""
+    match = PERIOD.fullmatch(period)
+    assert match, "checked when the settings were read"
+    return round(float(match[1]) * (steps_per_epoch if match[2].startswith("epoch") else 1))
+
+
+def _require_period(**values: str) -> None:
+    for name, value in values.items():
+        if not PERIOD.fullmatch(value):
+            setting = name.replace("__", ".")
+            raise ValueError(f"{setting} is a number of steps or epochs, such as 500 steps or 1 epoch, not {value}")
 
 
 def _require_at_least(least: int, **values: float) -> None:

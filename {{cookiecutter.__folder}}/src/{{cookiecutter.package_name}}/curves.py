@@ -1,4 +1,4 @@
-"""The picture of a run: its loss and every metric, over the epochs."""
+"""The picture of a run: its loss and every metric, over epochs or steps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    epochs = [record["epoch"] for record in records]
+    # Steps, unless every evaluation is the end of an epoch.
+    lengths = {record["iteration"] / record["epoch"] for record in records}
+    unit = "epoch" if len(lengths) == 1 else "step"
+    times = [record["epoch" if unit == "epoch" else "iteration"] for record in records]
     names = [key.removeprefix("val_") for key in records[-1] if key.startswith("val_") and key != "val_loss"]
     figure, axes = pyplot.subplots(1, 1 + len(names), squeeze=False, figsize=(4.5 * (1 + len(names)), 3.5))
     figure.set_layout_engine("constrained")
     figure.suptitle(title)
     losses = {"training": "train_loss", "validation": "val_loss"}
     for name, key in losses.items():
-        axes[0, 0].plot(epochs, [record[key] for record in records], marker=".", label=name)
+        axes[0, 0].plot(times, [record[key] for record in records], marker=".", label=name)
     positive = all(record[key] > 0 for record in records for key in losses.values())
-    axes[0, 0].set(title="loss", xlabel="epoch", ylabel=objective.LOSS_LABEL, yscale="log" if positive else "linear")
+    axes[0, 0].set(title="loss", xlabel=unit, ylabel=objective.LOSS_LABEL, yscale="log" if positive else "linear")
     axes[0, 0].legend()
     for panel, name in zip(axes[0, 1:], names, strict=True):
         values = [record[f"val_{name}"] for record in records]
-        panel.plot(epochs, values, marker=".", color="C1")
-        panel.set(title=name, xlabel="epoch", ylabel=f"validation {name}")
+        panel.plot(times, values, marker=".", color="C1")
+        panel.set(title=name, xlabel=unit, ylabel=f"validation {name}")
         if name == objective.SCORE:
             best = max(values) if objective.HIGHER_IS_BETTER else min(values)
-            panel.axhline(best, color="0.7", linewidth=0.8, zorder=0)
+            panel.axhline(best, color="0.7", linewidth=0.8, zorder=0, label=f"best {best:.4g}")
+            panel.legend()
     draft = path.with_name(f".{path.name}.part")
     figure.savefig(draft, dpi=150, format="png")
     draft.replace(path)

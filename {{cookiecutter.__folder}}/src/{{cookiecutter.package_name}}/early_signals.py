@@ -1,4 +1,4 @@
-"""Signals that may come before the training looks for them: while a process still starts."""
+"""Signals that come where the training does not look for them: while a process starts, and in its loader processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import signal
 import sys
 
+# Upon these a training saves a checkpoint and ends.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 received: set[int] = set()
 
 
@@ -15,6 +17,12 @@ def remember() -> None:
     The training stops at its first log point then.
     """
     signal.signal(signal.SIGUSR1, lambda number, frame: received.add(number))
+
+
+def ignore_stop_signals() -> None:
+    """Let a process that serves the training live on: the training still has to write a checkpoint, and then ends it."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from . import handlers
-from .batches import EvaluationBatches, create_loader
+from .batches import EvaluationBatches, closing, create_loader
 from .config import Config
 from .distributed import backend
 from .engines import AUTOCAST_TYPES
 from .errors import UsageError
+from .randomness import seed_step
 from .task import objective
 from .task.data import load
 from .task.model import create_model
@@ -42,7 +43,9 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
     batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
     model = create_model(config.task, data).to(idist.device())
     handlers.load_checkpoint(Path(checkpoint), {"model": model})
-    metrics = evaluate(model, create_loader(data.val, batches, config.data.num_workers), config)
+    loader = create_loader(data.val, batches, config.data.num_workers)
+    with closing(loader):
+        metrics = evaluate(model, loader, config)
     if idist.get_rank() == 0:
         print(json.dumps({"checkpoint": checkpoint, **metrics}))
     return 0
@@ -73,8 +76,9 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
             with as_one_process():
                 scorer.run(everyones)
     # Weighted by their samples, in double precision.
-    loss = sum(float(loss) * len(batch) for loss, batch in zip(losses, batches, strict=True))
-    loss, samples = (float(idist.all_reduce(value)) for value in (float(loss), float(sum(map(len, batches)))))
+    sizes = [len(share.indices) for share in batches]
+    loss = sum(float(loss) * size for loss, size in zip(losses, sizes, strict=True))
+    loss, samples = (float(idist.all_reduce(value)) for value in (float(loss), float(sum(sizes))))
     values = {name: scorer.state.metrics[name] for name in metrics}
     return {f"val_{name}": one_number(name, value) for name, value in {"loss": loss / samples, **values}.items()}
 
@@ -101,7 +105,9 @@ def predict(model: nn.Module, loader: DataLoader[Any], config: Config, losses: l
     batch: Any
     outputs: Any
     dtype = AUTOCAST_TYPES[config.train.amp]
-    for batch in loader:
+    for number, batch in enumerate(loader):
+        # What a model draws in an evaluation depends on the batch, not on who evaluates it.
+        seed_step(0, 0, idist.get_rank() + number * idist.get_world_size())
         batch = convert_tensor(batch, device, non_blocking=True)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
             outputs, targets = objective.forward(model, batch)
@@ -163,6 +169,6 @@ def one_number(name: str, value: Any) -> float:
         UsageError: if it is more than one number.
     """
     try:
-        return float(f"{float(value):.6g}")
+        return handlers.significant(float(value))
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(f"the metric {name} is not one number but {value}: average it in objective.py", 1) from None

@@ -20,19 +20,21 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
 
 from . import collectives, early_signals
-from .distributed import backend
-from .engines import LossMeter
+from .distributed import backend, hardware, launcher
 from .errors import UsageError
-from .run_directory import RunDirectory
-from .task import objective
+from .meter import Meter
+from .run_directory import RunDirectory, score
 
 logger = logging.getLogger(__package__)
 
 
-def create_checkpoints(run: RunDirectory, trainer: Engine, state: dict[str, Any]) -> tuple[Checkpoint, Checkpoint]:
-    """Return what saves ``state`` (the last two are kept) and what saves the best weights (one is kept).
+def create_checkpoints(
+    run: RunDirectory, trainer: Engine, state: dict[str, Any], measured: nn.Module
+) -> tuple[Checkpoint, Checkpoint]:
+    """Return what saves ``state`` (the last two are kept) and what saves ``measured`` when it is best (one is kept).
 
     Both belong to the state themselves, so that a resumed run removes the old files too. Every rank must call them:
     some backends save together.
@@ -42,11 +44,11 @@ def create_checkpoints(run: RunDirectory, trainer: Engine, state: dict[str, Any]
         return trainer.state.iteration
 
     best = Checkpoint(
-        {"model": state["model"], "trainer": trainer},
+        {"model": measured, "trainer": trainer},
         backend.disk_saver(run.checkpoints),
         filename_pattern="best_{global_step}.pt",
         global_step_transform=step,
-        score_function=lambda engine: _score(run.records[-1]),
+        score_function=lambda engine: score(run.records[-1]),
         n_saved=1,
     )
     last = Checkpoint(
@@ -60,14 +62,6 @@ def create_checkpoints(run: RunDirectory, trainer: Engine, state: dict[str, Any]
     return last, best
 
 
-def _score(record: dict[str, Any]) -> float:
-    """Return what is the larger, the better the weights are."""
-    score = float(record[f"val_{objective.SCORE}"])
-    if math.isnan(score):
-        return -math.inf
-    return score if objective.HIGHER_IS_BETTER else -score
-
-
 def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     """Give ``objects`` their state from ``path``; every rank reads the same file.
 
@@ -77,7 +71,11 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     if not path.is_file():
         raise UsageError(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
     try:
-        Checkpoint.load_objects(objects, torch.load(path, map_location="cpu", weights_only=True))
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if objects.keys() == {"model"} and "average" in saved:
+            # What was measured.
+            saved = {"model": saved["average"]}
+        Checkpoint.load_objects(objects, saved)
     except pickle.UnpicklingError:
         raise UsageError(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
     except Exception as error:
@@ -96,33 +94,74 @@ def forget_lost_files(folder: Path, *checkpoints: Checkpoint) -> None:
         checkpoint.load_state_dict(state)
 
 
-@contextmanager
-def progress(trainer: Engine, meter: LossMeter, every: int) -> Iterator[None]:
-    """Read the loss of all ranks every so many steps and show it as a bar where a person looks at rank 0's terminal."""
-    bar = _bar() if idist.get_rank() == 0 and sys.stderr.isatty() else None
+class StepLog:
+    """Tells of the training every so many steps: a line of the log, one of steps.jsonl, and a bar on a terminal."""
 
-    @trainer.on(Events.ITERATION_COMPLETED(every=every))
-    def read() -> None:
-        loss = meter.read()
-        if bar:
-            state = trainer.state
-            assert state.epoch_length is not None
-            assert state.max_epochs is not None
-            total = state.epoch_length * state.max_epochs
-            bar.update(bar.task_ids[0], completed=state.iteration, total=total, epoch=state.epoch, loss=loss)
+    def __init__(self, trainer: Engine, meter: Meter, optimizer: torch.optim.Optimizer, run: RunDirectory) -> None:
+        self.trainer, self.meter, self.optimizer, self.run = trainer, meter, optimizer, run
+        self.bar = _bar() if idist.get_rank() == 0 and sys.stderr.isatty() else None
 
-    if not bar:
-        yield
-        return
-    with bar:
-        # While a bar is shown, what is written to this stream appears above it.
-        screens = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
-        streams = [handler.setStream(sys.stderr) for handler in screens]
-        try:
+    def attach(self, every: int, last_step: int) -> None:
+        """Read the meter every so many steps, which waits for the device and the other ranks."""
+        state = self.trainer.state
+
+        @self.trainer.on(Events.ITERATION_COMPLETED(every=every))
+        def tell() -> None:
+            lap = self.meter.lap()
+            require_finite(lap.loss, self.trainer, self.run)
+            # One rate, or one for each group of parameters where they differ.
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            rates = rates if len(set(rates)) > 1 else rates[:1]
+            record: dict[str, Any] = {
+                "epoch": state.epoch,
+                "iteration": state.iteration,
+                "loss": significant(lap.loss),
+                **{f"lr_{number}" if number else "lr": rate for number, rate in enumerate(rates)},
+                "samples_per_second": significant(lap.samples_per_second),
+                "data_wait": significant(lap.data_wait, 3),
+            }
+            grad_norm = state.metrics.get("grad_norm")
+            if grad_norm is not None:
+                record["grad_norm"] = significant(float(grad_norm))
+            memory = hardware.peak_memory()
+            if memory is not None:
+                record["device_memory_mib"] = round(memory / 2**20)
+            self.run.append_step(record)
+            # A bar shows as much: on a terminal, these lines would only hide those of the evaluations.
+            logger.debug(
+                "step %d/%d  loss %.4g  lr %s%s  %.0f samples/s, %.0f %% waiting for data",
+                state.iteration,
+                last_step,
+                lap.loss,
+                " ".join(f"{rate:.3g}" for rate in rates),
+                f"  grad_norm {record['grad_norm']:.4g}" if "grad_norm" in record else "",
+                lap.samples_per_second,
+                100 * lap.data_wait,
+            )
+            if self.bar:
+                self.bar.update(
+                    self.bar.task_ids[0],
+                    completed=state.iteration,
+                    total=last_step,
+                    epoch=state.epoch,
+                    loss=lap.loss,
+                )
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the bar inside the ``with`` block, where a person looks at rank 0's terminal."""
+        if not self.bar:
             yield
-        finally:
-            for handler, stream in zip(screens, streams, strict=True):
-                handler.setStream(stream)
+            return
+        with self.bar:
+            # While a bar is shown, what is written to this stream appears above it.
+            screens = [handler for handler in logger.handlers if type(handler) is logging.StreamHandler]
+            streams = [handler.setStream(sys.stderr) for handler in screens]
+            try:
+                yield
+            finally:
+                for handler, stream in zip(screens, streams, strict=True):
+                    handler.setStream(stream)
 
 
 def _bar() -> Progress:
@@ -138,6 +177,29 @@ def _bar() -> Progress:
     return bar
 
 
+def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Module | None = None) -> None:
+    """Refuse to go on, and to save, with a loss or weights of a model that are not numbers.
+
+    Raises:
+        UsageError: on every rank, as the loss is that of all.
+    """
+    # One wait for the device, however many weights there are.
+    weights = [weight.isfinite().all() for weight in model.parameters()] if model else []
+    if math.isfinite(loss) and (not weights or bool(torch.stack(weights).all())):
+        return
+    what = "weights are not numbers" if math.isfinite(loss) else f"loss is {loss:g}"
+    raise UsageError(
+        f"the {what} after step {trainer.state.iteration}: lower optim.lr, set optim.clip_norm, or look for such numbers in "
+        f"the data; the checkpoints in {run.checkpoints} are from before, and the next start resumes from the last of them",
+        1,
+    )
+
+
+def significant(value: float, figures: int = 6) -> float:
+    """Return ``value`` to so many significant figures."""
+    return float(f"{value:.{figures}g}")
+
+
 class StopSignals:
     """Turns SIGTERM, SIGUSR1 and Ctrl-C into a checkpoint and an orderly end of all ranks.
 
@@ -145,7 +207,8 @@ class StopSignals:
     before and after, a signal ends the process at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
         self.received: int | None = None
         self.stopped = False
 
@@ -160,7 +223,8 @@ class StopSignals:
             if trainer.state.iteration < last_step and collectives.all_reduce_any(self.received is not None):
                 save(trainer)
                 step = trainer.state.iteration
-                logger.info("stopped by a signal after step %s, checkpoint saved: the same command resumes", step)
+                resume = launcher.RESUME.format(run_dir=self.run_dir)
+                logger.info("stopped by a signal after step %s, checkpoint saved: %s resumes", step, resume)
                 self.stopped = True
                 trainer.terminate()
 
@@ -175,8 +239,7 @@ class StopSignals:
             # Python lets only the main thread catch signals, and some launchers train in another one.
             yield
             return
-        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-        previous = {number: signal.signal(number, remember) for number in numbers}
+        previous = {number: signal.signal(number, remember) for number in early_signals.STOP_SIGNALS}
         self.received = next(iter(early_signals.received), self.received)
         try:
             yield

@@ -74,7 +74,7 @@ def launch(arguments: list[str]) -> int:
 
 def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True) -> Iterator[Check]:
     """Yield what the settings require for each number of processes that there may be; ``here``, of this machine."""
-    yield batch_check(config, world_sizes)
+    yield batch_check(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
     if here:
         yield from requirements(config)
         yield run_dir_check(Path(config.train.run_dir))

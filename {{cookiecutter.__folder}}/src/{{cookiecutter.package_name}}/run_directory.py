@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,17 +20,21 @@ from .config import Config, changed_settings, to_dict
 from .curves import draw_curves
 from .distributed import hardware, launcher
 from .errors import UsageError
+from .task import objective
 from .tracker import Listener, listeners
 
 logger = logging.getLogger(__package__)
 
 Record = dict[str, Any]
 
+# Settings that change where and how fast a training runs, not what it learns.
+HARMLESS = ("distributed.", "data.num_workers ", "train.resume ", "train.log_every ")
+
 
 class RunDirectory:
     """The folder of one run; rank 0 alone writes it, each file under another name first.
 
-    It holds config.yaml, metrics.jsonl, summary.json, curves.png, log.txt and checkpoints/.
+    It holds config.yaml, metrics.jsonl, steps.jsonl, summary.json, curves.png, log.txt and checkpoints/.
     """
 
     def __init__(self, config: Config) -> None:
@@ -45,11 +51,7 @@ class RunDirectory:
         self.started = time.perf_counter()
         self.changes: list[str] = []
         self.listeners: list[Listener] = []
-        refusal = self._open() if self.writes else ""
-        if idist.get_world_size() > 1:
-            refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
-        if refusal:
-            raise UsageError(refusal, 1)
+        _refuse(self._open() if self.writes else "", exit_code=1)
         self._start_logging()
         if self.writes:
             self.listeners = listeners(self.path)
@@ -70,7 +72,7 @@ class RunDirectory:
         return ""
 
     def _start_logging(self) -> None:
-        logger.setLevel(logging.INFO if self.writes else logging.WARNING)
+        logger.setLevel(logging.DEBUG if self.writes else logging.WARNING)
         logger.propagate = False
         # It says again what the process itself says at its end.
         logging.getLogger("ignite.engine").setLevel(logging.CRITICAL)
@@ -78,6 +80,8 @@ class RunDirectory:
             logger.removeHandler(handler)
         rank = f"[rank {idist.get_rank()}] " if not self.writes else ""
         handlers: list[logging.Handler] = [logging.StreamHandler()]
+        # Where a bar moves, it says what the line of every log point would.
+        handlers[0].setLevel(logging.INFO if sys.stderr.isatty() else logging.DEBUG)
         if self.writes:
             handlers.append(logging.FileHandler(self.path / "log.txt"))
         for handler in handlers:
@@ -92,9 +96,18 @@ class RunDirectory:
             (self.path / "stopped").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
 
-    def is_recorded(self, iteration: int) -> bool:
-        """Tell whether the run has been evaluated after so many steps."""
-        return bool(self.records) and self.records[-1]["iteration"] == iteration
+    def refuse_changes(self) -> None:
+        """Refuse settings that would have changed what a finished run has learned.
+
+        Raises:
+            UsageError: with the settings that differ.
+        """
+        refusal = ""
+        if self.changes and any(not change.startswith(HARMLESS) for change in self.changes):
+            changes = ", ".join(self.changes)
+            fix = "choose another train.run_dir, or raise train.epochs to train this one longer"
+            refusal = f"{self.path} is finished, with other settings ({changes}): {fix}"
+        _refuse(refusal, exit_code=2)
 
     def checkpoint_to_resume(self) -> Path | None:
         """Return the checkpoint to resume from, the same on every rank, as ``train.resume`` says.
@@ -121,8 +134,14 @@ class RunDirectory:
         """Keep the records of the run that is being resumed, up to its checkpoint."""
         file = self.path / "metrics.jsonl"
         if file.exists():
-            records = [json.loads(line) for line in file.read_text().splitlines()]
+            records = [_from_json(line) for line in file.read_text().splitlines()]
             self.records = [record for record in records if record["iteration"] <= iteration]
+        file = self.path / "steps.jsonl"
+        if self.writes and file.exists():
+            # Its last line may be half a one.
+            lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+            kept = [line for line in lines if json.loads(line)["iteration"] <= iteration]
+            write_atomically(file, "".join(kept))
 
     def append(self, record: Record) -> None:
         """Add one evaluation to metrics.jsonl."""
@@ -130,8 +149,29 @@ class RunDirectory:
         if self.writes:
             for listener in self.listeners:
                 listener(record)
-            lines = "".join(json.dumps(record) + "\n" for record in self.records)
+            lines = "".join(_to_json(record) + "\n" for record in self.records)
             write_atomically(self.path / "metrics.jsonl", lines)
+
+    def append_step(self, record: Record) -> None:
+        """Add one line to steps.jsonl."""
+        if self.writes:
+            for listener in self.listeners:
+                listener(record)
+            with (self.path / "steps.jsonl").open("a") as file:
+                file.write(_to_json(record) + "\n")
+
+    def best(self) -> Record:
+        """Return the evaluation with the best score, the first of equal ones."""
+        return max(self.records, key=score)
+
+    def is_out_of_patience(self) -> bool:
+        """Tell every rank whether ``train.patience`` evaluations have passed since the best one."""
+        patience = self.config.train.patience
+        if patience is None:
+            return False
+        since = len(self.records) - 1 - self.records.index(self.best()) if self.records else 0
+        # Rank 0 decides: only its records are sure to be those of the run.
+        return collectives.all_reduce_any(self.writes and since >= patience)
 
     def is_finished(self, iteration: int) -> bool:
         """Tell every rank whether summary.json is that of so many steps."""
@@ -150,7 +190,7 @@ class RunDirectory:
             return
         (self.path / "stopped").unlink(missing_ok=True)
         last = self.records[-1] if self.records else {}
-        place = {
+        place: Record = {
             "backend": self.config.distributed.backend,
             "launcher": launcher.NAME,
             "hardware": hardware.NAME,
@@ -160,9 +200,23 @@ class RunDirectory:
             "wall_time_s": round(time.perf_counter() - self.started, 3),
             "versions": distributed.versions(),
         }
-        write_atomically(self.path / "summary.json", json.dumps({**last, **place, **summary}, indent=2) + "\n")
         if self.records:
+            best, key = self.best(), f"val_{objective.SCORE}"
+            checkpoint = f"checkpoints/best_{best['iteration']}.pt"
+            place["best"] = {**best, "checkpoint": checkpoint}
             draw_curves(self.records, self.path / "curves.png", title)
+            text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
+            values = (place["wall_time_s"], key, last[key], best[key], best["iteration"], checkpoint, self.path)
+            logger.info(text, *values)
+        write_atomically(self.path / "summary.json", _to_json({**last, **place, **summary}, indent=2) + "\n")
+
+
+def score(record: Record) -> float:
+    """Return what is the larger, the better the weights are."""
+    value = float(record[f"val_{objective.SCORE}"])
+    if math.isnan(value):
+        return -math.inf
+    return value if objective.HIGHER_IS_BETTER else -value
 
 
 def device_name() -> str:
@@ -176,6 +230,29 @@ def write_atomically(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.part")
     draft.write_text(text)
     draft.replace(path)
+
+
+def _refuse(refusal: str, exit_code: int) -> None:
+    """Raise UsageError on every rank if rank 0 gives a sentence that is not empty."""
+    if idist.get_world_size() > 1:
+        refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
+    if refusal:
+        raise UsageError(refusal, exit_code)
+
+
+def _to_json(record: Record, indent: int | None = None) -> str:
+    """Return JSON, which has no word for what is not a number: null."""
+
+    def valid(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: valid(one) for name, one in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(valid(record), indent=indent, allow_nan=False)
+
+
+def _from_json(line: str) -> Record:
+    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
 
 def _iteration_of(checkpoint: Path) -> int:

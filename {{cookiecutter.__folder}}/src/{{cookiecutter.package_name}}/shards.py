@@ -37,7 +37,7 @@ def shards(config: Config, world_size: int) -> int:
             batches = TrainingBatches(size, config.data.batch_size, rank, world_size, config.train.seed)
             steps = len(batches)
             batches.start_at(epoch * steps)
-            shares.append(np.concatenate(list(batches)))
+            shares.append(np.concatenate([share.indices for share in batches]))
             if rank < SHOWN_RANKS:
                 first = " ".join(str(index) for index in shares[-1][:8])
                 table.add_row(str(epoch + 1), str(rank), str(len(shares[-1])), first)

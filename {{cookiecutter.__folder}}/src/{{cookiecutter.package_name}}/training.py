@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from pathlib import Path
 
 import ignite.distributed as idist
 import torch
-from ignite.engine import Events
-from ignite.handlers import LRScheduler
+from ignite.engine import Engine, Events
+from ignite.handlers import EMAHandler
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from . import collectives, handlers
-from .batches import EvaluationBatches, TrainingBatches, create_loader
-from .checks import check_batch_size
-from .config import EXIT_RESUMABLE, Config
+from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
+from .checks import batch_check, require
+from .config import EXIT_RESUMABLE, Config, steps_of
 from .distributed import backend
-from .engines import LossMeter, create_trainer
+from .engines import create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number
+from .introduction import introduce, tell_of_draws
+from .meter import Meter
+from .optimization import create_lr_scheduler, create_optimizer
 from .run_directory import RunDirectory, device_name
 from .task import objective
 from .task.data import load
@@ -31,7 +32,7 @@ logger = logging.getLogger(__package__)
 
 
 def training(local_rank: int, config: Config) -> int:
-    """Train, evaluate after every epoch, and write the run directory.
+    """Train, evaluate as often as ``train.evaluate_every`` says and at the end, and write the run directory.
 
     Returns the exit code: 0, or ``EXIT_RESUMABLE`` after a signal.
 
@@ -42,29 +43,39 @@ def training(local_rank: int, config: Config) -> int:
     world_size = idist.get_world_size()
     logger.info("processes: %s on %s, backend %s", world_size, device_name(), idist.backend() or "none")
 
-    check_batch_size(config.data.batch_size, [world_size], config.optim.accumulation_steps)
+    require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
     create_metrics()  # a score that is not among them is told of now, not after the first epoch
     data = load(config.task)
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(data.train, batches, config.data.num_workers)
     val_batches = EvaluationBatches(len(data.val), idist.get_rank(), world_size)
     val_loader = create_loader(data.val, val_batches, config.data.num_workers)
-    last_step = len(batches) * config.train.epochs
-    last_step = min(last_step, config.train.max_iterations or last_step)
+    last_step = config.train.max_iterations or len(batches) * config.train.epochs
+    evaluate_every = max(steps_of(config.train.evaluate_every, len(batches)), 1)
+    save_every = max(steps_of(config.train.save_every, len(batches)), 1) if config.train.save_every else evaluate_every
 
     torch.manual_seed(config.train.seed)
-    plain_model = create_model(config.task, data)
+    plain_model: nn.Module = create_model(config.task, data)
+    if config.distributed.sync_batchnorm:
+        plain_model = backend.sync_batchnorm(plain_model)
+    introduce(plain_model, data, config, len(batches), last_step)
     if config.train.compile:
         plain_model.compile()
     model = backend.wrap_model(plain_model)
     optimizer = create_optimizer(plain_model, config, world_size)
     optimizer = backend.wrap_optimizer(optimizer, plain_model, config.optim.accumulation_steps)
-    scheduler = create_lr_scheduler(optimizer, round(config.optim.warmup_epochs * len(batches)), last_step)
+    scheduler = create_lr_scheduler(optimizer, config.optim, len(batches), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
     trainer = create_trainer(model, optimizer, scaler, config)
-    state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler}
-    save_last, save_best = handlers.create_checkpoints(run, trainer, state)
+    meter = Meter(config.data.batch_size)
+    state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
+    measured = plain_model
+    if config.optim.ema_decay is not None:
+        average = EMAHandler(plain_model, 1 - config.optim.ema_decay)
+        average.attach(trainer)
+        measured = state["average"] = average.ema_model
+    save_last, save_best = handlers.create_checkpoints(run, trainer, state, measured)
 
     resumed_from = run.checkpoint_to_resume()
     if resumed_from:
@@ -82,62 +93,76 @@ def training(local_rank: int, config: Config) -> int:
         if not hasattr(objective, "create_optimizer"):
             for group in optimizer.param_groups:
                 group["weight_decay"] = config.optim.weight_decay
-    if trainer.state.iteration >= last_step:
+    if trainer.state.iteration >= last_step or run.is_out_of_patience():
+        run.refuse_changes()
         logger.info("%s is complete: raise train.epochs to train longer, or choose another train.run_dir", run.path)
         # It may have been killed between its last checkpoint and its summary.
         return 0 if run.is_finished(trainer.state.iteration) else finish(run, plain_model, resumed_from, data.title)
 
     run.begin()
-    meter = LossMeter()
-    signals = handlers.StopSignals()
-    started = time.perf_counter()
+    signals = handlers.StopSignals(run.path)
 
-    @trainer.on(Events.EPOCH_STARTED)
-    def begin_epoch() -> None:
-        nonlocal started
-        # Which samples come next follows from the number of steps done: a resumed run takes the right ones.
-        batches.start_at(trainer.state.iteration)
-        meter.reset()
-        started = time.perf_counter()
-
-    trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
-    trainer.add_event_handler(Events.ITERATION_COMPLETED, meter.update)
-    signals.attach(trainer, save_last, config.train.log_every, last_step)
-    if config.train.max_iterations:
-        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=last_step), lambda: trainer.terminate())
-
-    @trainer.on(Events.EPOCH_COMPLETED | Events.COMPLETED)
-    def evaluate_and_save() -> None:
-        # A run that is stopped within an epoch is not evaluated: whoever sent the signal may not wait for that.
-        stopped_within = signals.stopped and trainer.state.iteration % len(batches) > 0
-        if stopped_within or run.is_recorded(trainer.state.iteration):
-            return
+    def agree() -> None:
+        # What belongs to all ranks, before one of them writes it or each measures its part.
         meter.read()
-        speed = meter.epoch_steps * config.data.batch_size / (time.perf_counter() - started)
-        metrics = evaluate(plain_model, val_loader, config)
+        handlers.require_finite(meter.loss, trainer, run, plain_model)
+        collectives.broadcast_buffers(plain_model)
+
+    def save(engine: Engine) -> None:
+        agree()
+        save_last(engine)
+        meter.go_on()
+
+    def evaluate_and_save() -> None:
+        agree()
+        speed = meter.samples_per_second
+        metrics = evaluate(measured, val_loader, config)
         run.append(
             {
                 "epoch": trainer.state.epoch,
                 "iteration": trainer.state.iteration,
-                "train_loss": one_number("train_loss", meter.epoch_mean),
+                "train_loss": one_number("train_loss", meter.loss),
                 **metrics,
                 "lr": optimizer.param_groups[0]["lr"],
                 "samples_per_second": round(speed, 1),
             }
         )
         logger.info(
-            "epoch %d/%d  train_loss %.4g  %s  %.0f samples/s",
-            trainer.state.epoch,
-            config.train.epochs,
-            meter.epoch_mean,
+            "epoch %.4g/%.4g  step %d/%d  train_loss %.4g  %s  %.0f samples/s",
+            trainer.state.iteration / len(batches),
+            last_step / len(batches),
+            trainer.state.iteration,
+            last_step,
+            meter.loss,
             "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()),
             speed,
         )
+        meter.reset()
         save_best(trainer)
         save_last(trainer)
+        meter.go_on()
 
-    with handlers.progress(trainer, meter, config.train.log_every), signals.caught():
-        trainer.run(train_loader, max_epochs=config.train.epochs)
+    # Which samples come next follows from the number of steps done: a resumed run takes the right ones.
+    trainer.add_event_handler(Events.EPOCH_STARTED, lambda: batches.start_at(trainer.state.iteration))
+    trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1), tell_of_draws, config)
+    meter.attach(trainer)
+    step_log = handlers.StepLog(trainer, meter, optimizer, run)
+    step_log.attach(config.train.log_every, last_step)
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def after_step() -> None:
+        step = trainer.state.iteration
+        if step % evaluate_every == 0 or step == last_step:
+            evaluate_and_save()
+            if step == last_step or run.is_out_of_patience():
+                trainer.terminate()
+        elif step % save_every == 0:
+            save(trainer)
+
+    signals.attach(trainer, save, config.train.log_every, last_step)
+    with step_log.shown(), signals.caught(), closing(train_loader, val_loader):
+        trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     if signals.stopped:
         run.mark_stopped()
         return EXIT_RESUMABLE
@@ -157,49 +182,4 @@ def finish(run: RunDirectory, model: nn.Module, resumed_from: Path | None, title
         raise UsageError(
             f"the ranks ended with weights that differ by {difference:g}: check how the model is wrapped", 1
         )
-    logger.info("done: the curves and the checkpoints are in %s", run.path)
     return 0
-
-
-def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch.optim.Optimizer:
-    """Return the task's own optimizer, or the one of the section ``optim``.
-
-    The learning rate of every parameter group is scaled to the number of processes as ``optim.lr_scaling`` says.
-    """
-    optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
-    factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
-    for group in optimizer.param_groups:
-        logger.info("lr %g x %g = %g (%s)", group["lr"], factor, group["lr"] * factor, config.optim.lr_scaling)
-        group["lr"] *= factor
-    return optimizer
-
-
-def create_default_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Return the optimizer that the section ``optim`` describes, the same for all parameters."""
-    settings, fused = config.optim, backend.FUSED_OPTIMIZER
-    if settings.name == "adamw":
-        return torch.optim.AdamW(model.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=fused)
-    return torch.optim.SGD(
-        model.parameters(),
-        settings.lr,
-        momentum=0.9,
-        nesterov=True,
-        weight_decay=settings.weight_decay,
-        fused=fused,
-    )
-
-
-def create_lr_scheduler(optimizer: torch.optim.Optimizer, warmup_steps: int, steps: int) -> LRScheduler:
-    """Return what multiplies the learning rate of every parameter group by the same factor in each step.
-
-    It grows linearly to 1 over the warm-up, then decays to zero at ``steps`` as a cosine.
-    """
-    warmup = max(warmup_steps, 1)
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        # The last step of the warm-up is the first one of the cosine.
-        return (1 + math.cos(math.pi * (step - warmup + 1) / max(steps - warmup + 1, 2))) / 2
-
-    return LRScheduler(LambdaLR(optimizer, factor))

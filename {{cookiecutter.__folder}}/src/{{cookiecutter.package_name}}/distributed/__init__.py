@@ -6,8 +6,10 @@ transport.py  facts about the backend, without torch
 backend.py    how processes meet, average gradients and exchange tensors
 hardware.py   what each process computes on
 
-This file ties them together. Only backend.py imports torch at its top, so a command line can be checked and a training
-launched without it.
+This file ties them together: ``launch`` starts launcher.command; in each process that this starts, ``train`` calls run
+here, which goes through starter.run to _in_process, and that joins the others by backend.join. A launcher and a starter
+differ where a cluster leaves the processes of a machine to another program. Only backend.py imports torch at its top,
+so a command line can be checked and a training launched without it.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ def resolve(config: Config) -> Config:
         raise UsageError(f"this project was made for backend {transport.NAME}: choose distributed.backend {choices}")
     if device == "cpu" and backend != transport.ON_CPU:
         raise UsageError(f"{backend} does not support CPUs: choose distributed.backend {transport.ON_CPU}, or auto")
+    if config.train.amp not in hardware.AMP:
+        raise UsageError(f"train.amp {config.train.amp} does not work here: choose {' or '.join(hardware.AMP)}")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))
 
 
@@ -109,6 +113,7 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
 def _in_process(function: Callable[..., int], config: Config, arguments: tuple[Any, ...]) -> int:
     """Join the other processes, run the function, tell why it failed, and leave them."""
     settings, ranks, lost = config.distributed, launcher.ranks(), ""
+    # Imported below, where a failure is told like any other.
     finalize: Callable[[], None] | None = None
     try:
         hardware.hide_others(settings.device)
@@ -129,7 +134,9 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
         return function(idist.get_local_rank(), config, *arguments)
     except UsageError as error:
         if (ranks.local_rank if ranks else 0) == error.local_rank:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            # Of what a loader process has raised, torch makes one text with its traceback.
+            sentence = str(error).rstrip().rpartition("UsageError: ")[2]
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it
         rank = f"[rank {ranks.rank if ranks else 0}]"

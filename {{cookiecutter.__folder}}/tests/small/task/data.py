@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,8 @@ Sample = dict[str, Tensor]
 class Points:
     """One sample at a time, as torch's own datasets."""
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size: int, seed: int, noise: float = 0.0) -> None:
+        self.noise = noise
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.rand(size, 3, generator=generator) * 2 - 1
         self.y = torch.sin(2 * self.x[:, 0]) + self.x[:, 1]
@@ -25,7 +28,11 @@ class Points:
 
     def __getitem__(self, index: int) -> Sample:
         assert type(index) is int
-        return {"x": self.x[index], "y": self.y[index]}
+        x = self.x[index]
+        if self.noise:
+            # From each of the generators that people use.
+            x = x + self.noise * (torch.randn(3) + np.random.standard_normal() + random.gauss(0, 1))
+        return {"x": x, "y": self.y[index]}
 
 
 class ListedPoints(Points):
@@ -43,6 +50,15 @@ class WholePoints(Points):
         return {"x": self.x[indices], "y": self.y[indices]}
 
 
+class SeededPoints(Points):
+    """A batch at a time, with random changes of its own to each sample."""
+
+    def __getitems__(self, indices: list[int], seeds: Tensor) -> Sample:
+        assert seeds.shape == (len(indices),)
+        changes = (seeds % 1000) / 500 - 1
+        return {"x": self.x[indices] + self.noise * changes[:, None], "y": self.y[indices]}
+
+
 class Data(NamedTuple):
     train: Any
     val: Any
@@ -50,5 +66,6 @@ class Data(NamedTuple):
 
 
 def load(settings: TaskConfig) -> Data:
-    form = {"single": Points, "listed": ListedPoints, "whole": WholePoints}[settings.dataset]
-    return Data(form(settings.train_size, seed=1), form(settings.val_size, seed=2), "points")
+    forms = {"single": Points, "listed": ListedPoints, "whole": WholePoints, "seeded": SeededPoints}
+    form = forms[settings.dataset]
+    return Data(form(settings.train_size, 1, settings.noise), form(settings.val_size, 2), "points")

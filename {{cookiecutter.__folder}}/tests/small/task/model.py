@@ -11,9 +11,12 @@ from .settings import TaskConfig
 
 
 class Network(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float, batch_norm: bool) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        layers: list[nn.Module] = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+        layers += [nn.BatchNorm1d(width)] if batch_norm else []
+        layers += [nn.Dropout(dropout)] if dropout else []
+        self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -22,4 +25,4 @@ class Network(nn.Module):
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    return Network(settings.width)
+    return Network(settings.width, settings.dropout, settings.batch_norm)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import signal
 
 import torch
 from ignite.metrics import MeanAbsoluteError, Metric, MetricsLambda, Precision
@@ -16,7 +19,12 @@ HIGHER_IS_BETTER = False
 LOSS_LABEL = "mean squared error"
 
 
+steps = itertools.count(1)
+
+
 def forward(model: nn.Module, batch: Sample) -> tuple[Tensor, Tensor]:
+    if model.training and next(steps) == int(os.environ.get("SMALL_DIES_IN_STEP", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
     return model(batch["x"]), batch["y"]
 
 
@@ -41,6 +49,8 @@ def metrics(device: torch.device) -> dict[str, Metric]:
         elif name == "precision":
             # Before it has seen a sample, it does not know the number of classes.
             table[name] = Precision(average=True, device=device, output_transform=as_classes)
+        elif name == "nothing":
+            table[name] = MetricsLambda(lambda value: value * math.nan, MeanAbsoluteError(device=device))
         elif name == "each":
             table[name] = Precision(average=False, device=device, output_transform=as_classes)
     return table

@@ -18,14 +18,20 @@ else:
 class TaskConfig:
     """What is learned, from how many points."""
 
-    dataset: Literal["single", "listed", "whole"] = "single"
-    """how it answers: one sample, a list of samples, or a whole batch"""
+    dataset: Literal["single", "listed", "whole", "seeded"] = "single"
+    """how it answers: one sample, a list of samples, a whole batch, or a whole batch with a seed for each sample"""
     train_size: int = 1024
     """training samples"""
     val_size: int = 300
     """validation samples, so many that they do not fill two batches"""
     width: int = 16
     """hidden units"""
+    noise: float = 0.0
+    """size of random changes to each training point"""
+    dropout: float = 0.0
+    """part of the hidden units that is left out of a step"""
+    batch_norm: bool = False
+    """normalize the hidden units over the batch"""
     requires: str = "math"
     """a module that has to be there"""
 

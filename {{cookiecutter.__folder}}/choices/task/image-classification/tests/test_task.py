@@ -1,13 +1,17 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PACKAGE, call, train
+import torch
+import yaml
+from conftest import PACKAGE, PROJECT, call, train
 from sklearn.datasets import load_digits
 
-from {{ cookiecutter.package_name }}.task.data import Images, load
+from {{ cookiecutter.package_name }}.config import Config, to_dict
+from {{ cookiecutter.package_name }}.task.data import changed, load
 from {{ cookiecutter.package_name }}.task.settings import TaskConfig
 
 # A training that is long enough to learn something, and what it has to reach.
@@ -20,6 +24,11 @@ REFUSED = [
     (("--task.width", "12"), "task.width must be a multiple of 8, not 12"),
     (("--task.image_size", "0"), "task.image_size must be at least 1, not 0"),
 ]
+
+
+def test_the_default_file_holds_the_defaults() -> None:
+    file = yaml.safe_load((PROJECT / "configs" / "default.yaml").read_text())
+    assert file == to_dict(Config())
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED)
@@ -48,9 +57,27 @@ def test_the_digits_of_scikit_learn_are_cut_without_overlap() -> None:
     assert train | val == {((image / 8 - 1).tobytes(), int(label)) for image, label in pairs}
 
 
-def read(dataset: Images, index: int) -> tuple[bytes, int]:
-    images, labels = dataset.__getitems__([index])
+def read(dataset: Any, index: int) -> tuple[bytes, int]:
+    images, labels = dataset.__getitems__([index], torch.zeros(1, dtype=torch.int64))
     return images.numpy().tobytes(), int(labels)
+
+
+def test_an_image_is_moved_and_mirrored_as_its_seed_says() -> None:
+    image = torch.arange(64.0).reshape(1, 1, 8, 8)
+    seeds = torch.arange(18)
+    moved = changed(image.expand(18, 1, 8, 8), seeds, mirror=True)
+    assert len({one.numpy().tobytes() for one in moved}) == 18
+    # Seed 4 is the middle of three rows and three columns, seed 13 the same mirrored.
+    assert torch.equal(moved[4], image[0])
+    assert torch.equal(moved[13], image[0].flip(2))
+    assert torch.equal(moved[0, 0, 1:, 1:], image[0, 0, :-1, :-1])
+
+
+def test_the_resnet_learns_augmented_digits(tmp_path: Path) -> None:
+    settings = ("--task.model", "resnet", "--task.augment", "shift", "--task.width", "16", "--train.epochs", "5")
+    run = train(tmp_path / "run", 1, *settings, package=PACKAGE)
+    assert run.summary["val_accuracy"] >= 0.97
+    assert "BatchNorm2d normalizes over 64 samples at a time" in run.log
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "folder"])

@@ -86,6 +86,15 @@ def _rendezvous(ranks: Ranks) -> None:
             time.sleep(0.1)
 
 
+def sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Refuse: Horovod has no such layer.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError("Horovod cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
+
+
 def wrap_model(model: nn.Module) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0."""
     model = model.to(idist.device())
@@ -106,22 +115,26 @@ def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> Tensor | None:
     """Update the weights.
 
     Args:
         scaler: has scaled the loss, and skips a step with infinite gradients.
         clip_norm: scale the averaged gradients of all processes down to this norm.
+
+    Returns the norm of these gradients before, on the device, where it is computed.
     """
+    norm = None
     # The gradients are averaged while the backward pass runs: wait for that before looking at them.
     optimizer.synchronize()  # type: ignore[attr-defined]
     scaler.unscale_(optimizer)
     if clip_norm is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
+        norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
     with optimizer.skip_synchronize():  # type: ignore[attr-defined]
         scaler.step(optimizer)
     scaler.update()
+    return norm
 
 
 def all_reduce_sum(tensor: Tensor) -> None:

@@ -66,6 +66,18 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         raise UsageError(f"the processes cannot meet at {place} ({reason}): {fix}", 1, ranks.local_rank) from None
 
 
+def sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Let BatchNorm normalize over the samples of all processes.
+
+    Raises:
+        UsageError: on a CPU, for which torch has no such layer.
+    """
+    if idist.device().type == "cpu":
+        raise UsageError("BatchNorm cannot be synchronized on a CPU: leave distributed.sync_batchnorm false")
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    return converted
+
+
 def wrap_model(model: nn.Module) -> nn.Module:
     """Move the model to this process's device and let its gradients be averaged over the processes."""
     model = model.to(idist.device())
@@ -87,19 +99,23 @@ def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> Tensor | None:
     """Update the weights.
 
     Args:
         scaler: has scaled the loss, and skips a step with infinite gradients.
         clip_norm: scale the averaged gradients of all processes down to this norm.
+
+    Returns the norm of these gradients before, on the device, where it is computed.
     """
+    norm = None
     if clip_norm is not None:
         scaler.unscale_(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
+        norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
     scaler.step(optimizer)
     scaler.update()
+    return norm
 
 
 def all_reduce_sum(tensor: Tensor) -> None:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..checks import Check
 from ..config import DistributedConfig, Ranks
+from ..errors import UsageError
 from . import transport
 
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
@@ -44,6 +45,15 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     idist.initialize("xla-tpu")
 
 
+def sync_batchnorm(model: nn.Module) -> nn.Module:
+    """Refuse: torch_xla has no such layer.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError("torch_xla cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
+
+
 def wrap_model(model: nn.Module) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0."""
     model = model.to(idist.device())
@@ -61,21 +71,25 @@ def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> Tensor | None:
     """Average the gradients over the processes and update the weights.
 
     Args:
         scaler: takes no part here.
         clip_norm: scale the averaged gradients of all processes down to this norm.
+
+    Returns the norm of these gradients before, on the device, where it is computed.
     """
+    norm = None
     if clip_norm is None:
         xm.optimizer_step(optimizer)
     else:
         xm.reduce_gradients(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
+        norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
         optimizer.step()
     torch_xla.sync()
+    return norm
 
 
 def all_reduce_sum(tensor: Tensor) -> None:

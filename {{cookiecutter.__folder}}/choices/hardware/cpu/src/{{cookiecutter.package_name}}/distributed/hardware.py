@@ -13,6 +13,8 @@ TRIAL: tuple[str, ...] = ()  # settings to add for a trial without the hardware
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more threads than cores wait for each other
 RESERVED = ""  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
+AMP = ("none", "bf16", "fp16")
+SHOWS_DRAWS = True  # its generator tells whether somebody has drawn
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:
@@ -21,7 +23,7 @@ def default_nproc_per_node(here: bool = True) -> int | None:
 
 
 def hide_others(device: str) -> None:
-    """Keep the training from using GPUs that happen to be there; run this before torch looks for them."""
+    """Hide GPUs, on which ignite would compute wherever torch sees one; run this before torch looks for them."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -32,6 +34,15 @@ def check(device: str, nproc_per_node: int) -> Check:
 
 def claim(device: str, local_rank: int) -> None:
     """Make a device of its own the current one of this process: cores need none."""
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of the device: the CPU's are torch's own."""
+
+
+def peak_memory() -> int | None:
+    """Return how many bytes of a device's own memory were in use at most: a CPU has none."""
+    return None
 
 
 def versions() -> dict[str, str]:

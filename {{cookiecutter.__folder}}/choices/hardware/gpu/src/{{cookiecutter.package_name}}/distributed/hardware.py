@@ -16,6 +16,8 @@ TRIAL: tuple[str, ...] = ("--distributed.device", "cpu")  # settings to add for 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more threads than cores wait for each other
 RESERVED = "gpus"  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
+AMP = ("none", "bf16", "fp16")
+SHOWS_DRAWS = True  # its generator tells whether somebody has drawn
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:
@@ -31,7 +33,7 @@ def default_nproc_per_node(here: bool = True) -> int | None:
 
 
 def hide_others(device: str) -> None:
-    """Keep a trial on the CPU from using GPUs that happen to be there; run this before torch looks for them."""
+    """For a trial on the CPU, hide the GPUs, on which ignite would compute; run this before torch looks for them."""
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -82,6 +84,21 @@ def claim(device: str, local_rank: int) -> None:
         if local_rank >= count:
             raise UsageError(f"more processes than GPUs: start at most {count} on each node", 1, local_rank=count)
         torch.cuda.set_device(local_rank)
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of the device."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(number)
+
+
+def peak_memory() -> int | None:
+    """Return how many bytes of this process's GPU were in use at most; None on a CPU."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
 
 def versions() -> dict[str, str]:

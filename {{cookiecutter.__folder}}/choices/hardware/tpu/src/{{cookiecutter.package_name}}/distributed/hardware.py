@@ -12,6 +12,8 @@ DEVICES: tuple[str, ...] = (DEVICE,)
 TRIAL: tuple[str, ...] = ()  # settings to add for a trial without a TPU: PJRT_DEVICE=CPU says it
 ENVIRONMENT = {"PJRT_DEVICE": "TPU"}  # for every process, unless set
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
+AMP = ("none", "bf16")  # fp16 would need its losses scaled
+SHOWS_DRAWS = False  # its generator tells whether somebody has drawn
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:
@@ -34,6 +36,18 @@ def check(device: str, nproc_per_node: int) -> Check:
 
 def claim(device: str, local_rank: int) -> None:
     """Make a device of its own the current one of this process: torch_xla has done that."""
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of the device."""
+    import torch_xla.core.xla_model as xm
+
+    xm.set_rng_state(number & (2**63 - 1))
+
+
+def peak_memory() -> int | None:
+    """Return how many bytes of the device's memory were in use at most: torch_xla does not say."""
+    return None
 
 
 def versions() -> dict[str, str]:

@@ -16,6 +16,7 @@ from . import starter
 
 NAME = "horovodrun"
 ELSEWHERE = False  # the training runs where it is started
+RESUME = "the same command"  # what resumes a stopped training
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -18,6 +18,7 @@ from . import starter
 
 NAME = "kubernetes"
 ELSEWHERE = True  # the training runs on other machines than this one
+RESUME = "the same command"  # what resumes a stopped training
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -19,6 +19,7 @@ from . import starter, transport
 
 NAME = "mpirun"
 ELSEWHERE = False  # the training runs where it is started
+RESUME = "the same command"  # what resumes a stopped training
 
 
 def size(nproc_per_node: int | None) -> Size:
@@ -52,6 +53,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
         variables.append(f"MASTER_ADDR={os.environ.get('MASTER_ADDR', address)}")
         variables.append(f"MASTER_PORT={os.environ.get('MASTER_PORT', port or free_port())}")
         exported += ["MASTER_ADDR", "MASTER_PORT"]
+    # Others hand on the whole environment.
     if open_mpi:
         options += [word for name in exported for word in ("-x", name)]
     mpirun = ["mpirun", *options, *starter.options(nproc)]

@@ -22,6 +22,7 @@ from . import hardware, starter
 
 NAME = "slurm"
 ELSEWHERE = True  # the training runs on other machines than this one
+RESUME = "RUN_DIR={run_dir} scripts/train.sh"  # what a stopped training says: a requeued job does so by itself
 
 
 def size(nproc_per_node: int | None) -> Size:

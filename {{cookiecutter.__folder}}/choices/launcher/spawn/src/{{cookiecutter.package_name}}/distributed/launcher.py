@@ -14,6 +14,7 @@ from . import starter
 
 NAME = "spawn"
 ELSEWHERE = False  # the training runs where it is started
+RESUME = "the same command"  # what resumes a stopped training
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -20,6 +20,7 @@ from . import starter
 
 NAME = "torchrun"
 ELSEWHERE = False  # the training runs where it is started
+RESUME = "the same command"  # what resumes a stopped training
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -1,7 +1,7 @@
 """The images: where they come from, and how they are read.
 
-A dataset here answers a whole batch at once (``__getitems__``), from memory where it can: fetching samples one by one
-would cost more than a small model's step. One that has only ``__getitem__`` serves as well.
+A dataset in memory answers a whole batch at once (``__getitems__``): fetching samples one by one would cost more than a
+small model's step. Files are read one by one.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import collectives
 from ..errors import UsageError
@@ -22,21 +22,11 @@ from .settings import TaskConfig
 Batch = tuple[Tensor, Tensor]
 
 
-class Images(Protocol):
-    """Labelled images that are read a batch at a time."""
-
-    def __len__(self) -> int: ...
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """Return images (batch, channels, height, width), float32 about 0, and labels (batch,), int64."""
-        ...
-
-
 class Data(NamedTuple):
     """The two sets of images, and what the model needs to know of them."""
 
-    train: Images
-    val: Images
+    train: TensorImages | FolderImages
+    val: TensorImages | FolderImages
     title: str
     """for people: what this is called in tables and plots"""
     shape: tuple[int, int, int]
@@ -50,32 +40,59 @@ class TensorImages:
     ``scale`` and ``shift`` turn them into the float32 values that the model sees: image * scale + shift.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, scale: float, shift: float) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, scale: float, shift: float, augment: str = "none") -> None:
         self.images, self.labels, self.scale, self.shift = images, labels, scale, shift
+        self.augment = augment
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int], seeds: Tensor) -> Batch:
+        """Return images (batch, channels, height, width), float32 about 0, and labels (batch,), int64.
+
+        Args:
+            seeds: a number for each image, (batch,), from which its changes follow, if there are any.
+        """
         chosen = torch.tensor(indices, dtype=torch.int64)
         images = self.images[chosen].to(torch.float32).mul_(self.scale).add_(self.shift)
+        if self.augment != "none":
+            images = changed(images, seeds, mirror=self.augment == "mirror")
         return images, self.labels[chosen]
 
 
-class FolderImages:
-    """Images of a torchvision ``ImageFolder``, decoded on request, as (batch, 3, image_size, image_size)."""
+def changed(images: Tensor, seeds: Tensor, mirror: bool) -> Tensor:
+    """Return each image (channels, height, width) moved, and perhaps mirrored, as its own seed says."""
+    count, channels, height, width = images.shape
+    most = max(height // 8, 1)
+    moves = 2 * most + 1
+    padded = nn.functional.pad(images, (most,) * 4, mode="replicate")
+    rows = (seeds % moves)[:, None] + torch.arange(height)
+    columns = (seeds // moves % moves)[:, None] + torch.arange(width)
+    if mirror:
+        mirrored = (seeds // moves**2 % 2).bool()
+        columns[mirrored] = columns[mirrored].flip(1)
+    which = torch.arange(count)[:, None, None, None]
+    return padded[which, torch.arange(channels)[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
-    def __init__(self, folder: Path, image_size: int) -> None:
+
+class FolderImages:
+    """Images of a torchvision ``ImageFolder``, decoded on request, as (3, image_size, image_size)."""
+
+    def __init__(self, folder: Path, image_size: int, augment: str = "none") -> None:
         torchvision = import_torchvision("folder")
         from torchvision import transforms
 
         if not folder.is_dir():
             raise UsageError(f"task.root has no folder {folder}: put one folder of images per class there")
         self.shape = (3, image_size, image_size)
+        # They draw from torch's generator, which is seeded for each image.
+        shift = [transforms.RandomCrop(image_size, max(image_size // 8, 1), padding_mode="edge")]
+        changes = {"none": [], "shift": shift, "mirror": [*shift, transforms.RandomHorizontalFlip()]}[augment]
         transform = transforms.Compose(
             [
                 transforms.Resize(image_size),
                 transforms.CenterCrop(image_size),
+                *changes,
                 transforms.ToTensor(),
                 transforms.Normalize((0.5,) * 3, (0.25,) * 3),
             ]
@@ -88,12 +105,12 @@ class FolderImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        images = torch.empty(len(indices), *self.shape)
-        labels = torch.empty(len(indices), dtype=torch.int64)
-        for i, index in enumerate(indices):
-            images[i], labels[i] = self.images[index]
-        return images, labels
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image, float32 about 0, and its label."""
+        image: Tensor
+        label: int
+        image, label = self.images[index]
+        return image, label
 
 
 def load(settings: TaskConfig) -> Data:
@@ -134,9 +151,11 @@ def _digits(settings: TaskConfig) -> Data:
     # The file groups writers: shuffle once, the same way in every run, before cutting off the last fifth.
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     cut = len(labels) * 4 // 5
-    train, val = (
-        TensorImages(images[part], labels[part], scale=1 / 8, shift=-1) for part in (order[:cut], order[cut:])
-    )
+
+    def part(chosen: Tensor, augment: str = "none") -> TensorImages:
+        return TensorImages(images[chosen], labels[chosen], 1 / 8, -1, augment)
+
+    train, val = part(order[:cut], settings.augment), part(order[cut:])
     return Data(train, val, "digits", shape=(1, 8, 8), num_classes=10)
 
 
@@ -144,16 +163,17 @@ def _cifar10(settings: TaskConfig) -> Data:
     cifar10 = import_torchvision("cifar10").datasets.CIFAR10
     collectives.local_rank_zero_first(lambda: cifar10(settings.root, download=True), "download CIFAR-10")
 
-    def part(train: bool) -> Images:
+    def part(train: bool, augment: str = "none") -> TensorImages:
         source = cifar10(settings.root, train=train)
         images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
-        return TensorImages(images, torch.tensor(source.targets), scale=1 / 64, shift=-2)
+        return TensorImages(images, torch.tensor(source.targets), 1 / 64, -2, augment)
 
-    return Data(part(True), part(False), "CIFAR-10", shape=(3, 32, 32), num_classes=10)
+    return Data(part(True, settings.augment), part(False), "CIFAR-10", shape=(3, 32, 32), num_classes=10)
 
 
 def _folder(settings: TaskConfig) -> Data:
-    train, val = (FolderImages(Path(settings.root) / part, settings.image_size) for part in ("train", "val"))
+    root, size = Path(settings.root), settings.image_size
+    train, val = FolderImages(root / "train", size, settings.augment), FolderImages(root / "val", size)
     if train.images.classes != val.images.classes:
         raise UsageError(
             f"{settings.root}/train and {settings.root}/val hold different classes: give both the same folders"
@@ -165,10 +185,10 @@ def _synthetic(settings: TaskConfig) -> Data:
     generator = torch.Generator().manual_seed(0)
     shape = (3, settings.image_size, settings.image_size)
 
-    def part(size: int) -> Images:
+    def part(size: int, augment: str = "none") -> TensorImages:
         images = torch.randint(0, 256, (size, *shape), generator=generator, dtype=torch.uint8)
         labels = torch.randint(0, 10, (size,), generator=generator)
-        return TensorImages(images, labels, scale=1 / 64, shift=-2)
+        return TensorImages(images, labels, 1 / 64, -2, augment)
 
-    train, val = part(settings.synthetic_size), part(math.ceil(settings.synthetic_size / 8))
+    train, val = part(settings.synthetic_size, settings.augment), part(math.ceil(settings.synthetic_size / 8))
     return Data(train, val, "synthetic images", shape, num_classes=10)

@@ -28,8 +28,12 @@ class TaskConfig:
     """pixels along one side, for folder and synthetic"""
     synthetic_size: int = 8192
     """training samples of synthetic"""
+    augment: Literal["none", "shift", "mirror"] = "none"
+    """shift moves each training image by up to an eighth of its size; mirror also mirrors every other one"""
+    model: Literal["cnn", "resnet"] = "cnn"
+    """cnn learns the same on every world size; resnet has batch normalization"""
     width: int = 32
-    """channels of the first convolution; the later ones have twice as many"""
+    """channels of the first convolution; the later ones have more"""
 
     def __post_init__(self) -> None:
         for name, value in (("image_size", self.image_size), ("synthetic_size", self.synthetic_size)):

@@ -1,0 +1,43 @@
+"""What the training aims at: the loss that it minimizes, what is measured, and how the weights are updated."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from ignite.metrics import Loss, Metric, MetricsLambda
+from torch import Tensor, nn
+
+from ..config import Config
+from .data import Batch
+
+# Which metric chooses the best checkpoint, or "loss"; and whether more of it is better.
+SCORE = "perplexity"
+HIGHER_IS_BETTER = False
+LOSS_LABEL = "cross-entropy (nats per byte)"
+
+
+def forward(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return scores (batch, tokens, VOCABULARY) and the tokens that follow (batch, tokens)."""
+    tokens, following = batch
+    return model(tokens), following
+
+
+def loss(scores: Tensor, following: Tensor) -> Tensor:
+    """Return the mean cross-entropy of all tokens of the batch, in nats."""
+    return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def metrics(device: torch.device) -> dict[str, Metric]:
+    """Return the perplexity: among how many equally likely bytes the model still hesitates."""
+    return {"perplexity": MetricsLambda(math.exp, Loss(loss, device=device))}
+
+
+def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Return AdamW for two groups: matrices, whose weights decay, and the others."""
+    weights = list(model.parameters())
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.optim.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, config.optim.lr, betas=(0.9, 0.95))

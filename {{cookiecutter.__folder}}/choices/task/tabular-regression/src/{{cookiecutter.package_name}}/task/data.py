@@ -1,0 +1,72 @@
+"""The rows of a table: all columns but the last are inputs, the last is the target."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .settings import TaskConfig
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Rows:
+    """Rows of a table, (rows, columns) float32, read a batch at a time."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Return inputs (batch, columns - 1) and targets (batch,)."""
+        rows = self.table[torch.tensor(indices, dtype=torch.int64)]
+        return rows[:, :-1], rows[:, -1]
+
+
+class Data(NamedTuple):
+    """The two sets of rows, and what the model needs to know of them."""
+
+    train: Rows
+    val: Rows
+    title: str
+
+
+def load(settings: TaskConfig) -> Data:
+    """Return the rows of ``task.table``, shuffled once, the same way in every run.
+
+    Raises:
+        UsageError: if the file is not a table of numbers.
+    """
+    table = torch.from_numpy(_diabetes() if settings.table is None else _csv(settings.table))
+    table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
+    cut = round(len(table) * settings.val_part)
+    return Data(Rows(table[cut:]), Rows(table[:cut]), settings.table or "diabetes")
+
+
+def _diabetes() -> npt.NDArray[np.float32]:
+    # The files behind load_diabetes of sklearn.datasets, whose import brings all of scipy: seconds in every process.
+    sklearn = importlib.util.find_spec("sklearn")
+    assert sklearn and sklearn.origin, "pyproject.toml asks for scikit-learn"
+    folder = Path(sklearn.origin).parent / "datasets" / "data"
+    inputs = np.loadtxt(folder / "diabetes_data_raw.csv.gz", np.float32)
+    targets = np.loadtxt(folder / "diabetes_target.csv.gz", np.float32)
+    return np.column_stack([inputs, targets])
+
+
+def _csv(file: str) -> npt.NDArray[np.float32]:
+    try:
+        table = np.loadtxt(file, np.float32, delimiter=",", skiprows=1, ndmin=2)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"task.table {file} cannot be read ({error}): give it numbers alone below the names") from None
+    if table.shape[1] < 2 or not np.isfinite(table).all():
+        raise UsageError(f"task.table {file} has too few columns, or cells that are not numbers: complete or drop them")
+    return table

@@ -1,0 +1,54 @@
+"""What a person wants to know when a training starts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import ignite.distributed as idist
+from ignite.engine import Engine
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .config import Config
+from .distributed import hardware
+from .randomness import has_drawn
+
+logger = logging.getLogger(__package__)
+
+
+def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int, steps: int) -> None:
+    """Log the data, the model, the length of the training, and layers that depend on the number of processes."""
+    world_size, batch_size = idist.get_world_size(), config.data.batch_size
+    share = batch_size // world_size // config.optim.accumulation_steps
+    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    logger.info("data: %s, %s training and %s validation samples", data.title, len(data.train), len(data.val))
+    logger.info("model: %s with %s parameters to learn", type(model).__name__, f"{parameters:,}")
+    logger.info(
+        "training: %s steps of %s samples, %s on each process; an epoch has %s steps, and leaves out %s samples, others each "
+        "time; writes to %s",
+        steps,
+        batch_size,
+        batch_size // world_size,
+        steps_per_epoch,
+        len(data.train) % batch_size,
+        config.train.run_dir,
+    )
+    kinds = Counter(type(module).__name__ for module in model.modules() if isinstance(module, _BatchNorm))
+    if kinds.pop(nn.SyncBatchNorm.__name__, 0):
+        logger.info("SyncBatchNorm normalizes over all processes: their number changes nothing")
+    for kind in kinds:
+        logger.info(
+            "%s normalizes over %s samples at a time: another number of processes learns otherwise", kind, share
+        )
+
+
+def tell_of_draws(trainer: Engine, config: Config) -> None:
+    """Log, after a step, if something in it has drawn random numbers, such as dropout."""
+    if not hardware.SHOWS_DRAWS:
+        logger.info("this device does not tell whether a step draws random numbers, which differ between ranks")
+    elif has_drawn(idist.device(), config.train.seed, idist.get_rank(), trainer.state.iteration):
+        logger.info(
+            "a step draws random numbers, other ones on each rank: another number of processes learns otherwise"
+        )

@@ -1,0 +1,87 @@
+"""Random numbers that follow from (seed, rank, step), or from (seed, epoch, index of a sample), and from nothing else.
+
+So they differ between ranks, steps and samples, but are the same whenever a run resumes and, for samples, whichever
+process reads them. No state of a generator has to be saved.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .distributed import hardware
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+CPU = torch.device("cpu")
+
+
+def mix(number: Any) -> Any:
+    """Return 64 bits that each depend on all bits of ``number``, an int or a uint64 array: the end of SplitMix64.
+
+    From Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+    """
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
+    return number ^ (number >> 31)
+
+
+def stream(*numbers: int) -> int:
+    """Return a seed of 64 bits for a sequence of numbers, such as (seed, rank, step)."""
+    result = 0
+    for number in numbers:
+        result = mix((result + number * GOLDEN + GOLDEN) & MASK)
+    return int(result)
+
+
+def sample_seeds(seed: int, epoch: int, indices: list[int]) -> npt.NDArray[np.int64]:
+    """Return a seed for each sample of an epoch, (len(indices),), from 0 on."""
+    numbers = np.array(indices, np.uint64) * np.uint64(GOLDEN) + np.uint64(stream(seed, epoch))
+    return np.asarray(mix(numbers) >> 1, np.int64)
+
+
+def seed_samples(seed: int) -> None:
+    """Seed what a dataset may draw from: the generators of python, numpy and torch's CPU."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    # torch.manual_seed looks for every kind of device, which takes a hundred times longer.
+    torch.default_generator.manual_seed(seed)
+
+
+def seed_step(seed: int, rank: int, step: int) -> None:
+    """Seed what one step of one rank may draw from: the generators of python, numpy, torch and its device."""
+    number = stream(seed, rank, step)
+    seed_samples(number)
+    hardware.seed(number)
+
+
+def has_drawn(device: torch.device, seed: int, rank: int, step: int) -> bool:
+    """Tell whether somebody has drawn since ``seed_step``, from the generator of ``device`` or python's or numpy's."""
+    found = _first_draws(device)
+    seed_step(seed, rank, step)
+    return found != _first_draws(device)
+
+
+def watch_draws() -> None:
+    """Seed the generators of python, numpy and torch so that ``have_been_used`` can tell whether somebody has drawn."""
+    seed_samples(0)
+
+
+def have_been_used() -> bool:
+    """Tell whether somebody has drawn, or seeded, since ``watch_draws``."""
+    return _first_draws(CPU) != _unused()
+
+
+def _first_draws(device: torch.device) -> tuple[float, float, float]:
+    return random.random(), float(np.random.random_sample()), float(torch.rand((), device=device))
+
+
+@cache
+def _unused() -> tuple[float, float, float]:
+    watch_draws()
+    return _first_draws(CPU)
