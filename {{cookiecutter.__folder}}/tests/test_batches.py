@@ -1,5 +1,6 @@
 """Which rank gets which samples when, and how they become batches."""
 
+import multiprocessing
 import tracemalloc
 from typing import Any
 
@@ -109,7 +110,9 @@ def test_a_billion_samples_take_no_memory() -> None:
 def read(dataset: Any, num_workers: int = 0, rank: int = 1, world_size: int = 2, epoch: int = 0) -> list[Any]:
     steps = batches.TrainingBatches(len(dataset), 4, rank, world_size, seed=0)
     steps.start_at(epoch * len(steps))
-    return list(batches.create_loader(dataset, steps, num_workers))
+    loader = batches.create_loader(dataset, steps, num_workers)
+    with batches.closing(loader):
+        return list(loader)
 
 
 @pytest.mark.parametrize("form", [task_data.Points, task_data.ListedPoints, task_data.SeededPoints])
@@ -157,6 +160,17 @@ def test_what_the_task_draws_for_a_batch_differs_from_batch_to_batch(monkeypatch
     drawn = read(task_data.Points(12, seed=0))
     assert len(set(drawn)) == 3
     assert read(task_data.Points(12, seed=0)) == drawn
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_loader_process_is_left_behind_even_by_a_rank_without_a_batch(rank: int) -> None:
+    before = set(multiprocessing.active_children())
+    shares = batches.EvaluationBatches(3, rank, world_size=2)
+    loader = batches.create_loader(task_data.Points(3, seed=0), shares, num_workers=1)
+    with batches.closing(loader):
+        assert len(list(loader)) == 1 - rank
+        assert len(set(multiprocessing.active_children()) - before) == 1
+    assert set(multiprocessing.active_children()) == before
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,8 @@ def closing(*loaders: DataLoader[Any]) -> Iterator[None]:
     finally:
         for loader in loaders:
             iterator: Any = getattr(loader, "_iterator", None)
-            if loader.num_workers and iterator:
+            # Not by its truth: that of a rank without a batch has no length, but processes.
+            if loader.num_workers and iterator is not None:
                 for worker in iterator._workers:
                     worker.kill()
                 iterator._shutdown_workers()
