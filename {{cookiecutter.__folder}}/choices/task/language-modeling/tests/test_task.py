@@ -40,6 +40,9 @@ def test_windows_follow_each_other_and_both_sets_hold_different_text(tmp_path: P
     tokens, following = data.train.__getitems__([0, 13])
     assert tokens.tolist() == [list(range(50, 60)), list(range(180, 190))]
     assert following.tolist() == [list(range(51, 61)), list(range(181, 191))]
+    # What is read is the text as it is now.
+    text.write_bytes(bytes(range(1, 201)))
+    assert load(settings).train.__getitems__([0])[0].tolist() == [list(range(51, 61))]
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:

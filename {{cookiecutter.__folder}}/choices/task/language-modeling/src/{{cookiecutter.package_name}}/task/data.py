@@ -1,10 +1,10 @@
-"""The tokens: bytes of real text in two files, of which each batch reads its own windows and no more."""
+"""The tokens: bytes of real text in a file, of which each batch reads its own windows and no more."""
 
 from __future__ import annotations
 
+import platform
 import random
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,24 +20,30 @@ Batch = tuple[Tensor, Tensor]
 
 VOCABULARY = 256
 EVALUATION_BATCH_SIZE = 64
+# Folders of the standard library that hold what is not of it.
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 class Windows:
-    """Windows of ``context`` tokens, one behind the other, in a file of bytes that may be larger than the memory."""
+    """Windows of ``context`` tokens, one behind the other, in a part of a file that may be larger than the memory.
 
-    def __init__(self, file: Path, context: int) -> None:
-        self.file, self.context = file, context
-        # The last token of a window is the first of the next one: it is only a target.
-        self.count = (file.stat().st_size - 1) // context
+    Args:
+        first: the part's first byte.
+        size: the part's bytes.
+    """
+
+    def __init__(self, file: Path, first: int, size: int, context: int) -> None:
+        self.file, self.first, self.size, self.context = file, first, size, context
 
     def __len__(self) -> int:
-        return self.count
+        # The last token of a window is the first of the next one: it is only a target.
+        return (self.size - 1) // self.context
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Return tokens (batch, context) and, for each of them, the token that follows."""
         # Opened here, as a loader process would be sent the content of an open one.
         tokens = np.memmap(self.file, np.uint8, "r")
-        places = np.array(indices)[:, None] * self.context + np.arange(self.context + 1)
+        places = self.first + np.array(indices)[:, None] * self.context + np.arange(self.context + 1)
         windows = torch.from_numpy(tokens[places].astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
 
@@ -51,44 +57,35 @@ class Data(NamedTuple):
 
 
 def load(settings: TaskConfig) -> Data:
-    """Return windows of the text; the first process of each node writes their files, unless they are there.
+    """Return windows of the text: its first ``val_tokens`` bytes are for validation, the next ``train_tokens`` to train.
 
     Raises:
-        UsageError: if the text is too short, or the files cannot be written.
+        UsageError: if the text is too short, or cannot be written.
     """
-    name = Path(settings.text).stem if settings.text else "python"
-    sizes = {"val": settings.val_tokens, "train": settings.train_tokens}
-    files = {part: Path(settings.root) / f"{name}-{part}-{size}.bin" for part, size in sizes.items()}
-
-    def write() -> None:
-        if all(files[part].exists() and files[part].stat().st_size == size for part, size in sizes.items()):
-            return
-        text = _read(settings.text, sum(sizes.values()))
-        for part, size in sizes.items():
-            files[part].parent.mkdir(parents=True, exist_ok=True)
-            draft = files[part].with_suffix(".part")
-            draft.write_bytes(text[:size])
-            draft.replace(files[part])
-            text = text[size:]
-
-    collectives.local_rank_zero_first(write, "write the tokens")
-    train, val = (Windows(files[part], settings.context) for part in ("train", "val"))
+    file = Path(settings.text) if settings.text else _source_code_of_python(Path(settings.root))
+    size, wanted = file.stat().st_size, settings.val_tokens + settings.train_tokens
+    if size < wanted:
+        raise UsageError(f"{file} has {size} bytes, not {wanted}: lower task.train_tokens or task.val_tokens", 1)
+    val = Windows(file, 0, settings.val_tokens, settings.context)
+    train = Windows(file, settings.val_tokens, settings.train_tokens, settings.context)
     return Data(train, val, settings.text or "source code of Python")
 
 
-def _read(file: str | None, size: int) -> bytes:
-    """Return ``size`` bytes of text."""
-    text = bytearray()
-    for path in [Path(file)] if file else _standard_library():
-        text += path.read_bytes()
-        if len(text) >= size:
-            return bytes(text[:size])
-    raise UsageError(f"the text has {len(text)} bytes, not {size}: lower task.train_tokens or task.val_tokens", 1)
+def _source_code_of_python(folder: Path) -> Path:
+    """Return a file of the standard library's modules, mixed; the first process of each node writes it if need be."""
+    file = folder / f"python-{platform.python_version()}.txt"
 
+    def write() -> None:
+        if file.exists():
+            return
+        library = Path(sysconfig.get_path("stdlib"))
+        # Their order is the same in every run.
+        modules = sorted(file for file in library.rglob("*.py") if not INSTALLED & set(file.parts))
+        random.Random(0).shuffle(modules)
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".part")
+        draft.write_bytes(b"".join(module.read_bytes() for module in modules))
+        draft.replace(file)
 
-def _standard_library() -> Iterator[Path]:
-    """Yield the modules of Python's standard library in an order that mixes them, the same in every run."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    files = sorted(file for file in folder.rglob("*.py") if not {"site-packages", "dist-packages"} & set(file.parts))
-    random.Random(0).shuffle(files)
-    yield from files
+    collectives.local_rank_zero_first(write, "write the text")
+    return file

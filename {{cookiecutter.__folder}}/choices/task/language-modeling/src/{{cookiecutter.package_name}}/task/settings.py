@@ -20,7 +20,7 @@ class TaskConfig:
     text: str | None = None
     """file of text; null is the source code of Python's standard library"""
     root: str = "data"
-    """folder of the tokens that are made of it"""
+    """folder in which that is written"""
     train_tokens: int = 1_000_000
     """bytes of the text to learn from"""
     val_tokens: int = 100_000
