@@ -132,7 +132,7 @@ def test_the_target_trains_evaluates_and_resumes(
     assert difference["val_accuracy"] <= 1e-6, difference
 
     # Other stand-ins have the same source as a target of the CPU, where all this is tested.
-    if not stand_in or target.launcher in ("torchrun", "spawn"):
+    if not stand_in or target == REPRESENTATIVE:
         check_doctor(project, target, processes, trial)
         checkpoint = last_checkpoint(project, "runs/default")
         more = ["--train.max_iterations", "null", "--train.epochs", "8"]
