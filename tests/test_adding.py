@@ -156,5 +156,5 @@ def test_a_task_is_a_folder_and_a_row(
     template.row(row)
     target = Target("cpu", "gloo", "torchrun")
     # The smaller the error, the better.
-    project = installed(target, task="points")
-    assert check(project, target, "tests/test_task.py", "tests/test_commands.py")["val_error"] < 0.5
+    summary = check(installed(target, task="points"), target, "tests/test_task.py", "tests/test_commands.py")
+    assert summary["val_error"] < 0.5

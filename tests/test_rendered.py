@@ -48,7 +48,7 @@ FILES: dict[Condition, str] = {
         tests/small/task/objective.py tests/small/task/settings.py
         """,
     lambda answers: answers["license"] != "none": "LICENSE",
-    lambda answers: answers["task"] == "language-modeling": "src/PKG/task/generate.py",
+    lambda answers: answers["task"] in ("image-classification", "language-modeling", "tabular-regression"): "src/PKG/task/predict.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml",
     lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",

@@ -1,5 +1,6 @@
 """Whoever puts their own task into a project gets what docs/your-own-task.md promises: its snippets are executed, as they stand."""
 
+import json
 import re
 from pathlib import Path
 
@@ -75,10 +76,15 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
                 put(project, language, block)
                 continue
             command = block.split()
+            output = project.succeed(*command)
+            if "predict" in command:
+                # The target is the first column minus twice the second one.
+                predictions = [json.loads(line)["prediction"] for line in output.splitlines()]
+                assert predictions == pytest.approx([1, -2], abs=0.3)
+            elif "export" in command:
+                assert json.loads(output)["difference"] < 1e-6
             if "train" not in command:
-                assert [len(line.split()) for line in project.succeed(*command).splitlines()] == [2] * 200
                 continue
-            project.succeed(*command)
             run_dir = command[command.index("--train.run_dir") + 1]
             one = project.read_json(f"{run_dir}/summary.json")
             assert one["val_error"] < 0.3, (title, one)

@@ -23,6 +23,7 @@ from . import transport
 Value = TypeVar("Value")
 
 FUSED_OPTIMIZER = True
+STEP_AVERAGES = True
 PEER_LOST = "Connection closed by peer|Connection reset by peer|[Tt]imed out"
 
 

@@ -41,6 +41,7 @@ else:
 # Of another type than those of your own task.
 objective = import_module("small.task.objective")
 task_data = import_module("small.task.data")
+task_model = import_module("small.task.model")
 
 __all__ = [
     "backend",
@@ -59,4 +60,5 @@ __all__ = [
     "optimization",
     "randomness",
     "task_data",
+    "task_model",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frame import batches, checks, errors, task_data
+from frame import batches, checks, errors, randomness, task_data
 
 EVALUATION_BATCH_SIZE = batches.EVALUATION_BATCH_SIZE
 
@@ -138,6 +138,18 @@ def test_the_random_numbers_of_a_sample_depend_on_seed_epoch_and_index_alone(for
     plain = form(12, 0)
     changes = {round(x[0] - float(plain.x[plain.y == y][0, 0]), 6) for y, x in alone.items()}
     assert len(changes) == 12
+
+
+def test_normal_numbers_follow_from_their_seeds() -> None:
+    seeds = torch.from_numpy(randomness.sample_seeds(0, 0, list(range(4000))))
+    numbers = randomness.normal(seeds, 8)
+    assert (numbers.shape, numbers.dtype) == ((4000, 8), torch.float32)
+    assert torch.equal(randomness.normal(seeds[[7]], 8)[0], numbers[7])
+    # Five standard errors of 32,000 numbers, and of the correlations between 4,000 rows.
+    assert abs(float(numbers.mean())) < 0.03
+    assert abs(float(numbers.std()) - 1) < 0.02
+    assert float((numbers.abs() > 2).float().mean()) == pytest.approx(0.0455, abs=0.006)
+    assert float((torch.corrcoef(numbers.T) - torch.eye(8)).abs().max()) < 0.08
 
 
 def test_random_numbers_for_a_whole_batch_are_refused() -> None:

@@ -1,13 +1,15 @@
 """What is measured: the same numbers on any number of processes, whatever the metric, and a model left as it was."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import Run, call, launch, train
-from frame import backend, evaluation, objective
+from frame import backend, config, evaluation, objective, task_model
 from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -24,6 +26,41 @@ def test_a_checkpoint_is_as_good_as_its_training_said(trained: Run) -> None:
     assert {key: metrics[key] for key in ("val_loss", "val_error")} == {
         key: trained.records[-1][key] for key in ("val_loss", "val_error")
     }
+    # The folder of a run stands for its best checkpoint.
+    best = json.loads(call("evaluate", "--checkpoint", str(trained.path), *ONE).output)
+    assert best["checkpoint"] == str(trained.path / trained.summary["best"]["checkpoint"])
+    assert best["val_error"] == trained.summary["best"]["val_error"]
+
+
+def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "export"
+    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(folder), *ONE)
+    assert answer.code == 0, answer.errors
+    assert json.loads(answer.output)["difference"] < 1e-6
+    weights = torch.load(folder / "weights.pt", weights_only=True)
+    assert all(torch.equal(weight, trained.weights()[name]) for name, weight in weights.items())
+    about = json.loads((folder / "model.json").read_text())
+    assert (about["data"], about["task"]["width"]) == ({"title": "points"}, 16)
+    # Another batch, in a process that knows nothing of this package.
+    code = "import sys, torch; model = torch.export.load(sys.argv[1]).module(); print(model(torch.ones(7, 3)).tolist())"
+    told = subprocess.run(
+        [sys.executable, "-I", "-c", code, str(folder / "model.pt2")], check=True, capture_output=True, text=True
+    ).stdout
+    model = task_model.create_model(config.Config().task, None).eval()
+    model.load_state_dict(weights)
+    assert json.loads(told) == pytest.approx(model(torch.ones(7, 3)).tolist(), rel=1e-5)
+
+
+def test_a_model_that_cannot_be_traced_leaves_its_weights(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        return rows[:, 0] if float(rows.sum()) > 0 else rows[:, 1]
+
+    monkeypatch.setattr(task_model.Network, "forward", forward)
+    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(tmp_path), *ONE)
+    assert (answer.code, answer.errors.count("weights.pt is written, use that")) == (1, 1), answer.errors
+    assert torch.load(tmp_path / "weights.pt", weights_only=True).keys() == trained.weights().keys()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,18 @@ import pytest
 import torch
 import yaml
 from conftest import FOLDERS, Run, call, run, train
-from frame import backend, config, curves, distributed, early_signals, engines, objective, optimization, randomness
+from frame import (
+    backend,
+    config,
+    curves,
+    distributed,
+    early_signals,
+    engines,
+    errors,
+    objective,
+    optimization,
+    randomness,
+)
 from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -130,6 +142,33 @@ def test_a_stopped_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> N
 
 
 # All that draws random numbers or looks at several samples, measured and saved at odd moments.
+def test_each_of_several_losses_updates_its_own_group_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    model = nn.ModuleDict({"first": first, "second": second})
+    for layer in (first, second):
+        nn.init.ones_(layer.weight)
+
+    def losses(model: Any, batch: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "one", (model["first"](batch) * model["second"](batch)).mean()
+        # By now the first weight is 0.9.
+        yield "two", (model["first"](batch) * model["second"](batch)).mean()
+
+    monkeypatch.setattr(engines, "LOSSES", losses)
+    groups = [{"name": "one", "params": [first.weight]}, {"name": "two", "params": [second.weight]}]
+    optimizer = torch.optim.SGD(groups, 0.1)
+    scaler = torch.amp.GradScaler(enabled=False)
+    batch = torch.ones(4, 1)
+    loss, measured = engines.update_in_turns(model, optimizer, scaler, config.Config(), batch)
+    assert (float(first.weight), float(second.weight)) == pytest.approx((0.9, 1 - 0.1 * 0.9))
+    assert float(loss) == pytest.approx(1 + 0.9)
+    assert {name: float(value) for name, value in measured.items()} == pytest.approx({"loss_one": 1, "loss_two": 0.9})
+    optimizer.param_groups[1]["name"] = "three"
+    with pytest.raises(
+        errors.UsageError, match=r"losses in objective.py yields two, create_optimizer has groups one, three"
+    ):
+        engines.update_in_turns(model, optimizer, scaler, config.Config(), batch)
+
+
 RANDOM = ("--task.noise", "0.1", "--task.dropout", "0.2", "--task.batch_norm", "true", "--train.epochs", "3")
 OFTEN = ("--train.evaluate_every", "12 steps", "--train.save_every", "5 steps", "--train.log_every", "3")
 
@@ -383,7 +422,7 @@ def test_the_learning_rate_grows_with_the_world_as_asked(
     settings = config.Config(optim=config.OptimConfig(lr=0.1, lr_scaling=scaling))
     optimizer = optimization.create_optimizer(nn.Linear(1, 1), settings, world_size=4)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
-    assert f"lr 0.1 x {factor:g} = {0.1 * factor:g} ({scaling})" in caplog.text
+    assert f"lr 0.1 x {factor:g} = {0.1 * factor:g} (lr_scaling {scaling})" in caplog.text
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])

@@ -1,4 +1,4 @@
-"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | doctor | shards | launch``."""
+"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | launch``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from .launch import launch
 COMMANDS = {
     "train": "Train in this process, or in those that the launcher starts.",
     "evaluate": "Measure a checkpoint on the validation set.",
+    "predict": "Print what a checkpoint makes of new inputs.",
+    "export": "Write a checkpoint as a program that requires torch alone, and as plain weights.",
     "doctor": "Is this machine ready? One line for each check, and the fix for the first one that fails.",
     "launch": "Start a training with the project's launcher, as scripts/train.sh does.",
     "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
 }
+FROM_CHECKPOINT = ("evaluate", "predict", "export")
 USAGE = f"usage: python -m {__package__} COMMAND [--help]\n\ncommands:\n"
 
 
@@ -53,9 +56,13 @@ def run_command(command: str, arguments: list[str]) -> int:
     program = f"python -m {__package__} {command}"
     parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
-    if command == "evaluate":
-        parser.add_argument("--checkpoint", type=str, required=True, help="file in the checkpoints folder of a run")
+    if command in FROM_CHECKPOINT:
+        parser.add_argument("--checkpoint", type=str, required=True, help="a file, or a run directory for its best one")
         arguments = with_settings_of_the_run(arguments)
+    if command == "predict":
+        parser.add_argument("inputs", nargs="+", help="what the task predicts from, such as files")
+    elif command == "export":
+        parser.add_argument("--folder", help="where to write it; by default the folder export of the run")
     elif command == "doctor":
         parser.add_argument("--quiet", action="store_true", help="say only what is wrong, in one sentence")
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -74,14 +81,20 @@ def run_command(command: str, arguments: list[str]) -> int:
     config = distributed.resolve(config)
     if command == "train":
         early_signals.remember()
-    from . import connectivity, doctor, evaluation, shards, training
+    from . import connectivity, doctor, evaluation, export, shards, training
 
     if command == "train":
         if not distributed.launched():
             doctor.preflight(config)
         return distributed.run(training.training, config)
-    if command == "evaluate":
-        return distributed.run(evaluation.evaluation, config, options["checkpoint"])
+    if command in FROM_CHECKPOINT:
+        given = str(options["checkpoint"])
+        if command == "evaluate":
+            return distributed.run(evaluation.evaluation, config, best_of(given))
+        if command == "predict":
+            return distributed.run(export.prediction, config, best_of(given), options["inputs"])
+        folder = str(options["folder"] or run_directory_of(given) / "export")
+        return distributed.run(export.export, config, best_of(given), folder)
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:
@@ -97,10 +110,30 @@ def with_settings_of_the_run(arguments: list[str]) -> list[str]:
     finder.add_argument("--checkpoint")
     finder.add_argument("--config")
     given, _ = finder.parse_known_args(arguments)
-    file = Path(given.checkpoint or "").absolute().parent.parent / "config.yaml"
+    file = run_directory_of(given.checkpoint or "") / "config.yaml"
     if given.config or not given.checkpoint or not file.exists():
         return arguments
     return ["--config", str(file), "--distributed.nproc_per_node", "null", *arguments]
+
+
+def run_directory_of(checkpoint: str) -> Path:
+    """Return the folder of the run that a checkpoint belongs to, or that folder itself."""
+    path = Path(checkpoint).absolute()
+    return path if path.is_dir() else path.parent.parent
+
+
+def best_of(checkpoint: str) -> str:
+    """Return the best checkpoint if a run directory is given, else the checkpoint itself.
+
+    Raises:
+        UsageError: if the folder has none.
+    """
+    if not Path(checkpoint).is_dir():
+        return checkpoint
+    found = sorted(Path(checkpoint).glob("checkpoints/best_*.pt"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise UsageError(f"{checkpoint} holds no checkpoints/best_*.pt: choose the folder of a run that has one")
+    return str(found[-1])
 
 
 if __name__ == "__main__":

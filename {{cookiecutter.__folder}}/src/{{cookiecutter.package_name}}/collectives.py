@@ -39,17 +39,34 @@ def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
 
 def broadcast_buffers(model: nn.Module) -> None:
     """Give every rank the buffers of rank 0, such as BatchNorm's running statistics."""
-    buffers = list(model.buffers())
-    if not buffers or idist.get_world_size() == 1:
+    broadcast(list(model.buffers()))
+
+
+def broadcast(tensors: list[Tensor]) -> None:
+    """Give every rank the values of rank 0."""
+    if not tensors or idist.get_world_size() == 1:
         return
     # As bytes, all of them in one exchange, whatever their types.
-    parts = [buffer.detach().contiguous().flatten().view(torch.uint8) for buffer in buffers]
+    parts = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in tensors]
     everything = idist.broadcast(torch.cat(parts), src=0)
     assert isinstance(everything, Tensor)
     with torch.no_grad():
-        for buffer, part in zip(buffers, torch.split(everything, [len(part) for part in parts]), strict=True):
+        for tensor, part in zip(tensors, torch.split(everything, [len(part) for part in parts]), strict=True):
             # A copy, as a view of another type has to begin at a multiple of its size.
-            buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+            tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
+
+
+def average_gradients(parameters: list[Tensor]) -> None:
+    """Replace the gradients of these parameters by their means over the ranks, in one exchange."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients or idist.get_world_size() == 1:
+        return
+    everything = idist.all_reduce(torch.cat([gradient.flatten() for gradient in gradients]))
+    assert isinstance(everything, Tensor)
+    everything /= idist.get_world_size()
+    parts = torch.split(everything, [gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def weights_difference(model: nn.Module) -> float:

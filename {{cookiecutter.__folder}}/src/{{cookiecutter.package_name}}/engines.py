@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ignite.distributed as idist
@@ -13,22 +14,24 @@ from torch import Tensor, nn
 from . import collectives
 from .config import Config
 from .distributed import backend
+from .errors import UsageError
 from .randomness import seed_step
 from .task import objective
 
+# A task may have several losses, each for its own parameters, as two networks that play against each other.
+LOSSES: Callable[[nn.Module, Any], Iterator[tuple[str, Tensor]]] | None = getattr(objective, "losses", None)
 AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def create_trainer(
     model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config
 ) -> Engine:
-    """Return the engine whose step updates the weights once and outputs the batch's mean loss, still on the device.
+    """Return the engine whose step updates the weights and outputs the batch's mean loss, still on the device.
 
     Nothing here waits for the device: ``Meter`` sums the loss there until it is looked at.
     """
     device, rank = idist.device(), idist.get_rank()
-    dtype = AUTOCAST_TYPES[config.train.amp]
-    parts, clip_norm = config.optim.accumulation_steps, config.optim.clip_norm
+    update = update_in_turns if LOSSES else update_once
     # DistributedDataParallel does so itself.
     share_buffers = not isinstance(model, nn.parallel.DistributedDataParallel)
 
@@ -37,20 +40,70 @@ def create_trainer(
         batch = convert_tensor(batch, device, non_blocking=True)
         if share_buffers:
             collectives.broadcast_buffers(model)
-        optimizer.zero_grad()
-        losses = []
-        for part in range(parts):
-            # The processes exchange gradients once for each step, with the last part.
-            with backend.no_sync(model, enabled=part < parts - 1):
-                with torch.autocast(device.type, dtype, enabled=dtype is not None):
-                    micro_batch = batch if parts == 1 else cut(batch, part, parts)
-                    loss = objective.loss(*objective.forward(model, micro_batch)) / parts
-                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        engine.state.metrics["grad_norm"] = backend.optimizer_step(optimizer, scaler, clip_norm)
-        return losses[0] if parts == 1 else torch.stack(losses).sum()
+        loss, engine.state.metrics = update(model, optimizer, scaler, config, batch)
+        return loss
 
     return Engine(step)
+
+
+def update_once(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config, batch: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Update the weights by the gradient of the batch; return its mean loss, and the norm of a clipped gradient."""
+    dtype, parts = AUTOCAST_TYPES[config.train.amp], config.optim.accumulation_steps
+    optimizer.zero_grad()
+    losses = []
+    for part in range(parts):
+        # The processes exchange gradients once for each step, with the last part.
+        with backend.no_sync(model, enabled=part < parts - 1):
+            with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
+                micro_batch = batch if parts == 1 else cut(batch, part, parts)
+                loss = objective.loss(*objective.forward(model, micro_batch)) / parts
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+    norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
+    loss = losses[0] if parts == 1 else torch.stack(losses).sum()
+    return loss, {} if norm is None else {"grad_norm": norm}
+
+
+def update_in_turns(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config, batch: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Update one group of parameters after the other, each by the loss that the task yields for it.
+
+    Returns the sum of the losses, each of them on this rank, and the norms of clipped gradients.
+
+    Raises:
+        UsageError: if the optimizer has no group of the name that a loss comes with.
+    """
+    dtype = AUTOCAST_TYPES[config.train.amp]
+    groups = {group.get("name"): group["params"] for group in optimizer.param_groups}
+    assert LOSSES
+    turns = LOSSES(model, batch)
+    losses: list[Tensor] = []
+    measured: dict[str, Tensor] = {}
+    while True:
+        # Each is computed after the update by the one before.
+        with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
+            turn = next(turns, None)
+        if turn is None:
+            return torch.stack(losses).sum(), measured
+        name, loss = turn
+        if name not in groups:
+            known = ", ".join(map(str, groups))
+            raise UsageError(
+                f"losses in objective.py yields {name}, create_optimizer has groups {known}: give one that name", 1
+            )
+        # Without a gradient, the other groups stay as they are.
+        optimizer.zero_grad()
+        scaler.scale(loss).backward(inputs=groups[name])  # type: ignore[no-untyped-call]
+        if not backend.STEP_AVERAGES:
+            collectives.average_gradients(groups[name])
+        norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
+        losses.append(loss.detach())
+        measured[f"loss_{name}"] = losses[-1]
+        if norm is not None:
+            measured[f"grad_norm_{name}"] = norm
 
 
 def cut(batch: Any, part: int, parts: int) -> Any:

@@ -83,6 +83,15 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
     return {f"val_{name}": one_number(name, value) for name, value in {"loss": loss / samples, **values}.items()}
 
 
+def write_examples(model: nn.Module, folder: Path, step: int) -> None:
+    """Let the task write what people want to look at, such as generated images, if it has something; from rank 0."""
+    write = getattr(objective, "write_examples", None)
+    if write and idist.get_rank() == 0:
+        folder.mkdir(exist_ok=True)
+        with evaluating(model), torch.no_grad():
+            write(model, folder, step)
+
+
 def create_metrics() -> dict[str, Metric]:
     """Return the task's table of metrics.
 

@@ -110,31 +110,32 @@ class StepLog:
             lap = self.meter.lap()
             require_finite(lap.loss, self.trainer, self.run)
             # One rate, or one for each group of parameters where they differ.
-            rates = [group["lr"] for group in self.optimizer.param_groups]
-            rates = rates if len(set(rates)) > 1 else rates[:1]
+            groups = self.optimizer.param_groups
+            names = [group.get("name", number) for number, group in enumerate(groups)]
+            rates = {f"lr_{name}" if name else "lr": group["lr"] for name, group in zip(names, groups, strict=True)}
+            rates = rates if len(set(rates.values())) > 1 else {"lr": groups[0]["lr"]}
             record: dict[str, Any] = {
                 "epoch": state.epoch,
                 "iteration": state.iteration,
                 "loss": significant(lap.loss),
-                **{f"lr_{number}" if number else "lr": rate for number, rate in enumerate(rates)},
+                **rates,
                 "samples_per_second": significant(lap.samples_per_second),
                 "data_wait": significant(lap.data_wait, 3),
             }
-            grad_norm = state.metrics.get("grad_norm")
-            if grad_norm is not None:
-                record["grad_norm"] = significant(float(grad_norm))
+            others = {name: significant(float(value)) for name, value in state.metrics.items()}
+            record |= others
             memory = hardware.peak_memory()
             if memory is not None:
                 record["device_memory_mib"] = round(memory / 2**20)
             self.run.append_step(record)
             # A bar shows as much: on a terminal, these lines would only hide those of the evaluations.
             logger.debug(
-                "step %d/%d  loss %.4g  lr %s%s  %.0f samples/s, %.0f %% waiting for data",
+                "step %d/%d  loss %.4g  %s  %s%.0f samples/s, %.0f %% waiting for data",
                 state.iteration,
                 last_step,
                 lap.loss,
-                " ".join(f"{rate:.3g}" for rate in rates),
-                f"  grad_norm {record['grad_norm']:.4g}" if "grad_norm" in record else "",
+                "  ".join(f"{name} {rate:.3g}" for name, rate in rates.items()),
+                "".join(f"{name} {value:.4g}  " for name, value in others.items()),
                 lap.samples_per_second,
                 100 * lap.data_wait,
             )

@@ -53,7 +53,7 @@ class Meter:
             self._sum += loss
             self._steps += 1
 
-        trainer.add_event_handler(Events.STARTED, self.go_on)
+        trainer.add_event_handler(Events.STARTED, self.restart_clock)
         trainer.add_event_handler(Events.GET_BATCH_STARTED, ask)
         trainer.add_event_handler(Events.GET_BATCH_COMPLETED, receive)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, update)
@@ -66,9 +66,9 @@ class Meter:
             totals.add(loss, self._steps, seconds, self._waited)
         self._sum.zero_()
         self._steps = 0
-        self.go_on()
+        self.restart_clock()
 
-    def go_on(self) -> None:
+    def restart_clock(self) -> None:
         """Leave out of the speed what has happened since the last reading, such as an evaluation."""
         self._mark, self._waited = time.perf_counter(), 0.0
 

@@ -25,7 +25,17 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
     for group in optimizer.param_groups:
-        logger.info("lr %g x %g = %g (%s)", group["lr"], factor, group["lr"] * factor, config.optim.lr_scaling)
+        logger.info(
+            "optimizer: %s%s, lr %g x %g = %g (lr_scaling %s), warm-up %s, then %s",
+            type(optimizer).__name__,
+            f" of {group['name']}" if "name" in group else "",
+            group["lr"],
+            factor,
+            group["lr"] * factor,
+            config.optim.lr_scaling,
+            config.optim.warmup,
+            config.optim.schedule,
+        )
         group["lr"] *= factor
     return optimizer
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from .distributed import hardware
 
@@ -43,6 +44,14 @@ def sample_seeds(seed: int, epoch: int, indices: list[int]) -> npt.NDArray[np.in
     """Return a seed for each sample of an epoch, (len(indices),), from 0 on."""
     numbers = np.array(indices, np.uint64) * np.uint64(GOLDEN) + np.uint64(stream(seed, epoch))
     return np.asarray(mix(numbers) >> 1, np.int64)
+
+
+def normal(seeds: Tensor, size: int) -> Tensor:
+    """Return ``size`` standard normal numbers for each of the seeds (samples,), as float32 (samples, size)."""
+    numbers = seeds.numpy().astype(np.uint64)[:, None] + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    # In the middle of one of 2^24 equal parts between -1 and 1.
+    uniform = ((mix(numbers) >> np.uint64(40)).astype(np.float64) + 0.5) / 2**23 - 1
+    return (torch.erfinv(torch.from_numpy(uniform)) * 2**0.5).float()
 
 
 def seed_samples(seed: int) -> None:

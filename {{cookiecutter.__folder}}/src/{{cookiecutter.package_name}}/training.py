@@ -17,9 +17,9 @@ from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
 from .checks import batch_check, require
 from .config import EXIT_RESUMABLE, Config, steps_of
 from .distributed import backend
-from .engines import create_trainer
+from .engines import LOSSES, create_trainer
 from .errors import UsageError
-from .evaluation import create_metrics, evaluate, one_number
+from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .introduction import introduce, tell_of_draws
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
@@ -44,6 +44,8 @@ def training(local_rank: int, config: Config) -> int:
     logger.info("processes: %s on %s, backend %s", world_size, device_name(), idist.backend() or "none")
 
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
+    if LOSSES and config.optim.accumulation_steps > 1:
+        raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")
     create_metrics()  # a score that is not among them is told of now, not after the first epoch
     data = load(config.task)
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
@@ -61,9 +63,7 @@ def training(local_rank: int, config: Config) -> int:
     introduce(plain_model, data, config, len(batches), last_step)
     if config.train.compile:
         plain_model.compile()
-    model = backend.wrap_model(plain_model)
-    optimizer = create_optimizer(plain_model, config, world_size)
-    optimizer = backend.wrap_optimizer(optimizer, plain_model, config.optim.accumulation_steps)
+    model, optimizer = prepare(plain_model, config, world_size)
     scheduler = create_lr_scheduler(optimizer, config.optim, len(batches), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
@@ -111,12 +111,13 @@ def training(local_rank: int, config: Config) -> int:
     def save(engine: Engine) -> None:
         agree()
         save_last(engine)
-        meter.go_on()
+        meter.restart_clock()
 
     def evaluate_and_save() -> None:
         agree()
         speed = meter.samples_per_second
         metrics = evaluate(measured, val_loader, config)
+        write_examples(measured, run.path / "examples", trainer.state.iteration)
         run.append(
             {
                 "epoch": trainer.state.epoch,
@@ -140,7 +141,7 @@ def training(local_rank: int, config: Config) -> int:
         meter.reset()
         save_best(trainer)
         save_last(trainer)
-        meter.go_on()
+        meter.restart_clock()
 
     # Which samples come next follows from the number of steps done: a resumed run takes the right ones.
     trainer.add_event_handler(Events.EPOCH_STARTED, lambda: batches.start_at(trainer.state.iteration))
@@ -167,6 +168,17 @@ def training(local_rank: int, config: Config) -> int:
         run.mark_stopped()
         return EXIT_RESUMABLE
     return finish(run, plain_model, resumed_from, data.title)
+
+
+def prepare(model: nn.Module, config: Config, world_size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the model on its device and its optimizer, which average the gradients unless the step does so itself."""
+    if LOSSES:
+        model = model.to(idist.device())
+        collectives.broadcast([*model.parameters(), *model.buffers()])
+        return model, create_optimizer(model, config, world_size)
+    wrapped = backend.wrap_model(model)
+    optimizer = create_optimizer(model, config, world_size)
+    return wrapped, backend.wrap_optimizer(optimizer, model, config.optim.accumulation_steps)
 
 
 def finish(run: RunDirectory, model: nn.Module, resumed_from: Path | None, title: str) -> int:

@@ -1,5 +1,6 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import yaml
 from conftest import PACKAGE, PROJECT, call, train
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from {{ cookiecutter.package_name }}.config import Config, to_dict
@@ -41,6 +43,19 @@ def test_two_processes_learn_the_task(tmp_path: Path) -> None:
     run = train(tmp_path / "run", 2, *SETTINGS, package=PACKAGE)
     assert run.summary[SCORE] >= AT_LEAST
     assert run.summary["weights_difference"] == 0.0
+    # Files of the digits that it was trained on, drawn larger.
+    digits = load_digits()
+    for number in range(20):
+        pixels = (digits.images[number] * 15.9375).astype(np.uint8)
+        image = Image.fromarray(pixels).resize((80, 80), Image.Resampling.BICUBIC)
+        image.save(tmp_path / f"{number:02}-{digits.target[number]}.png")
+    files = [str(file) for file in sorted(tmp_path.glob("*.png"))]
+    answer = call("predict", "--checkpoint", str(run.checkpoint()), *files, package=PACKAGE)
+    lines = [json.loads(line) for line in answer.output.splitlines()]
+    assert [line["input"] for line in lines] == files
+    assert sum(line["class"] == file[-5] for line, file in zip(lines, files, strict=True)) >= 18
+    refused = call("predict", "--checkpoint", str(run.checkpoint()), __file__, package=PACKAGE)
+    assert (refused.code, refused.errors.count("is not an image")) == (2, 1), refused.errors
 
 
 def test_the_data_has_the_size_that_it_should_have() -> None:

@@ -1,5 +1,6 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from conftest import PACKAGE, PROJECT, call, train
 
 from {{ cookiecutter.package_name }}.config import Config, to_dict
 from {{ cookiecutter.package_name }}.task.data import load
-from {{ cookiecutter.package_name }}.task.generate import generate
 from {{ cookiecutter.package_name }}.task.model import GPT
 from {{ cookiecutter.package_name }}.task.settings import TaskConfig
 
@@ -67,6 +67,9 @@ def test_two_processes_learn_to_write(tmp_path: Path) -> None:
     # Knowing only how often each byte comes leaves 25.
     assert run.summary["val_perplexity"] <= 10
     assert run.summary["weights_difference"] == 0.0
-    said = generate(run.path, "def ", length=50)
-    assert said.startswith("def ")
-    assert generate(run.path, "def ", length=50) == said
+    ask = ("predict", "--checkpoint", str(run.path), "def ", "class ")
+    answer = call(*ask, package=PACKAGE)
+    texts = [json.loads(line)["text"] for line in answer.output.splitlines()]
+    assert [text.split(" ")[0] for text in texts] == ["def", "class"]
+    assert min(map(len, texts)) > 300
+    assert call(*ask, package=PACKAGE) == answer

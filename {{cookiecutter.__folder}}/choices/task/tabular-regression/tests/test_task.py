@@ -1,5 +1,6 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,16 @@ def test_a_table_of_your_own_is_learned(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     np.savetxt(table, np.column_stack([rows, 100 + rows[:, 0] - 2 * rows[:, 1]]), delimiter=",", header="a,b,c,d")
     settings = ("--task.table", str(table), "--task.dropout", "0", "--optim.lr", "0.01")
-    assert train(tmp_path / "run", 1, *settings, package=PACKAGE).summary["val_r2"] >= 0.98
+    run = train(tmp_path / "run", 1, *settings, package=PACKAGE)
+    assert run.summary["val_r2"] >= 0.98
+    new = tmp_path / "new.csv"
+    new.write_text("a,b,c\n0,0,0\n1,-1,0\n")
+    ask = ("predict", "--checkpoint", str(run.checkpoint()))
+    lines = [json.loads(line) for line in call(*ask, str(new), package=PACKAGE).output.splitlines()]
+    assert [line["row"] for line in lines] == [1, 2]
+    assert [line["prediction"] for line in lines] == pytest.approx([100, 103], abs=0.5)
+    refused = call(*ask, str(table), package=PACKAGE)
+    assert (refused.code, refused.errors.count("has 4 columns, the model learned from 3")) == (2, 1), refused.errors
     table.write_text("a,b\n1,2\n3,\n")
     refused = call("train", "--train.run_dir", str(tmp_path / "other"), *settings, package=PACKAGE)
     assert (refused.code, "give it numbers alone" in refused.errors) == (2, True), refused.errors

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ignite.distributed as idist
 import torch
@@ -33,6 +33,8 @@ Value = TypeVar("Value")
 
 # One kernel updates all weights, instead of several for each of them.
 FUSED_OPTIMIZER = True
+# Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
+STEP_AVERAGES = False
 # What an exchange says, as a regular expression, when another process has ended or cannot be reached.
 PEER_LOST = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
 CONNECT_LIMIT_S = 60.0
@@ -125,13 +127,15 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     Returns the norm of these gradients before, on the device, where it is computed.
     """
     norm = None
-    # The gradients are averaged while the backward pass runs: wait for that before looking at them.
-    optimizer.synchronize()  # type: ignore[attr-defined]
+    # Where Horovod averages the gradients, it does so while the backward pass runs: wait before looking at them.
+    wrapped: Any = optimizer if hasattr(optimizer, "synchronize") else None
+    if wrapped:
+        wrapped.synchronize()
     scaler.unscale_(optimizer)
     if clip_norm is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
-    with optimizer.skip_synchronize():  # type: ignore[attr-defined]
+    with wrapped.skip_synchronize() if wrapped else nullcontext():
         scaler.step(optimizer)
     scaler.update()
     return norm

@@ -25,6 +25,8 @@ Value = TypeVar("Value")
 
 # One kernel updates all weights, instead of several for each of them.
 FUSED_OPTIMIZER = True
+# Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
+STEP_AVERAGES = False
 # What an exchange says, as a regular expression, when another process has ended or cannot be reached.
 PEER_LOST = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
 

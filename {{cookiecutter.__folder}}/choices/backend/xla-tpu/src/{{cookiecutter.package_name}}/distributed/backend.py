@@ -30,6 +30,8 @@ Value = TypeVar("Value")
 
 # XLA itself makes one kernel of an optimizer's step.
 FUSED_OPTIMIZER = False
+# Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
+STEP_AVERAGES = True
 # What an exchange says, as a regular expression, when another process has ended or cannot be reached.
 PEER_LOST = "Connection reset by peer|Socket closed"
 

@@ -21,6 +21,9 @@ from .settings import TaskConfig
 
 Batch = tuple[Tensor, Tensor]
 
+DIGITS = tuple("0123456789")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
 
 class Data(NamedTuple):
     """The two sets of images, and what the model needs to know of them."""
@@ -31,7 +34,10 @@ class Data(NamedTuple):
     """for people: what this is called in tables and plots"""
     shape: tuple[int, int, int]
     """channels, height and width of one image"""
-    num_classes: int
+    classes: tuple[str, ...]
+    """their names, in the order of the labels"""
+    span: float
+    """black is -span for the model, white is span"""
 
 
 class TensorImages:
@@ -156,7 +162,7 @@ def _digits(settings: TaskConfig) -> Data:
         return TensorImages(images[chosen], labels[chosen], 1 / 8, -1, augment)
 
     train, val = part(order[:cut], settings.augment), part(order[cut:])
-    return Data(train, val, "digits", shape=(1, 8, 8), num_classes=10)
+    return Data(train, val, "digits", shape=(1, 8, 8), classes=DIGITS, span=1)
 
 
 def _cifar10(settings: TaskConfig) -> Data:
@@ -168,7 +174,8 @@ def _cifar10(settings: TaskConfig) -> Data:
         images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
         return TensorImages(images, torch.tensor(source.targets), 1 / 64, -2, augment)
 
-    return Data(part(True, settings.augment), part(False), "CIFAR-10", shape=(3, 32, 32), num_classes=10)
+    train, val = part(True, settings.augment), part(False)
+    return Data(train, val, "CIFAR-10", shape=(3, 32, 32), classes=CIFAR10, span=2)
 
 
 def _folder(settings: TaskConfig) -> Data:
@@ -178,7 +185,7 @@ def _folder(settings: TaskConfig) -> Data:
         raise UsageError(
             f"{settings.root}/train and {settings.root}/val hold different classes: give both the same folders"
         )
-    return Data(train, val, settings.root, train.shape, num_classes=len(train.images.classes))
+    return Data(train, val, settings.root, train.shape, classes=tuple(train.images.classes), span=2)
 
 
 def _synthetic(settings: TaskConfig) -> Data:
@@ -191,4 +198,4 @@ def _synthetic(settings: TaskConfig) -> Data:
         return TensorImages(images, labels, 1 / 64, -2, augment)
 
     train, val = part(settings.synthetic_size, settings.augment), part(math.ceil(settings.synthetic_size / 8))
-    return Data(train, val, "synthetic images", shape, num_classes=10)
+    return Data(train, val, "synthetic images", shape, classes=DIGITS, span=2)

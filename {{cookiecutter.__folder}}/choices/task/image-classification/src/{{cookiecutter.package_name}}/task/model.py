@@ -10,7 +10,7 @@ from .settings import TaskConfig
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    """Return a network from images (batch, *data.shape) to scores (batch, data.num_classes)."""
+    """Return a network from images (batch, *data.shape) to scores (batch, len(data.classes))."""
     return {"cnn": create_cnn, "resnet": create_resnet}[settings.model](settings.width, data)
 
 
@@ -28,7 +28,7 @@ def create_cnn(width: int, data: Data) -> nn.Module:
         _block(2 * width, 2 * width),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(8 * width, data.num_classes),
+        nn.Linear(8 * width, len(data.classes)),
     )
 
 
@@ -50,7 +50,7 @@ def create_resnet(width: int, data: Data) -> nn.Module:
         Residual(2 * width, 4 * width, stride=2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(4 * width, data.num_classes),
+        nn.Linear(4 * width, len(data.classes)),
     )
 
 

@@ -46,7 +46,9 @@ def load(settings: TaskConfig) -> Data:
     Raises:
         UsageError: if the file is not a table of numbers.
     """
-    table = torch.from_numpy(_diabetes() if settings.table is None else _csv(settings.table))
+    table = torch.from_numpy(_diabetes() if settings.table is None else read_csv(settings.table))
+    if table.shape[1] < 2:
+        raise UsageError(f"{settings.table} has one column: give it inputs, and the target last")
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
     cut = round(len(table) * settings.val_part)
     return Data(Rows(table[cut:]), Rows(table[:cut]), settings.table or "diabetes")
@@ -62,11 +64,16 @@ def _diabetes() -> npt.NDArray[np.float32]:
     return np.column_stack([inputs, targets])
 
 
-def _csv(file: str) -> npt.NDArray[np.float32]:
+def read_csv(file: str) -> npt.NDArray[np.float32]:
+    """Return the numbers below the line of names, (rows, columns).
+
+    Raises:
+        UsageError: if there is anything else.
+    """
     try:
         table = np.loadtxt(file, np.float32, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as error:
-        raise UsageError(f"task.table {file} cannot be read ({error}): give it numbers alone below the names") from None
-    if table.shape[1] < 2 or not np.isfinite(table).all():
-        raise UsageError(f"task.table {file} has too few columns, or cells that are not numbers: complete or drop them")
+        raise UsageError(f"{file} cannot be read ({error}): give it numbers alone below the names") from None
+    if not table.size or not np.isfinite(table).all():
+        raise UsageError(f"{file} has no rows, or cells that are not numbers: complete or drop them")
     return table

@@ -1,0 +1,29 @@
+"""Targets of new rows: ``predict --checkpoint FILE rows.csv ...``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from .data import Data, read_csv
+
+
+def predict(model: nn.Module, data: Data, inputs: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the target of each row of each CSV file, which has a line of names and all columns but the target.
+
+    Raises:
+        UsageError: if a file has other columns.
+    """
+    columns = data.train.table.shape[1] - 1
+    for name in inputs:
+        rows = torch.from_numpy(read_csv(name))
+        if rows.shape[1] != columns:
+            raise UsageError(
+                f"{name} has {rows.shape[1]} columns, the model learned from {columns}: leave out the target"
+            )
+        for number, target in enumerate(model(rows).tolist(), 1):
+            yield {"input": name, "row": number, "prediction": target}
