@@ -35,7 +35,7 @@ FILES: dict[Condition, str] = {
         docs/your-own-task.md
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/checks.py src/PKG/collectives.py
         src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
-        src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/handlers.py src/PKG/introduction.py
+        src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/handlers.py src/PKG/introduction.py
         src/PKG/launch.py src/PKG/loader_server.py src/PKG/meter.py src/PKG/optimization.py src/PKG/randomness.py src/PKG/run_directory.py
         src/PKG/shards.py src/PKG/tracker.py src/PKG/training.py
         src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
@@ -48,7 +48,7 @@ FILES: dict[Condition, str] = {
         tests/small/task/objective.py tests/small/task/settings.py
         """,
     lambda answers: answers["license"] != "none": "LICENSE",
-    lambda answers: answers["task"] in ("image-classification", "language-modeling", "tabular-regression"): "src/PKG/task/predict.py",
+    lambda answers: answers["task"] not in ("gan", "minimal"): "src/PKG/task/predict.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml",
     lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",

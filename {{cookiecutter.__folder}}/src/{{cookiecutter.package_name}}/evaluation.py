@@ -84,7 +84,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
 
 
 def write_examples(model: nn.Module, folder: Path, step: int) -> None:
-    """Let the task write what people want to look at, such as generated images, if it has something; from rank 0."""
+    """Let the task write what people want to look at, such as what a generator makes, if it has something; from rank 0."""
     write = getattr(objective, "write_examples", None)
     if write and idist.get_rank() == 0:
         folder.mkdir(exist_ok=True)

@@ -114,7 +114,7 @@ def first_inputs(model: nn.Module, data: Any) -> tuple[tuple[Any, ...], dict[str
 
 
 def facts(data: Any) -> dict[str, Any]:
-    """Return the plain values among the fields of the task's data, such as the names of classes."""
+    """Return the plain values among the fields of the task's data, such as names."""
     fields = data._asdict() if hasattr(data, "_asdict") else vars(data)
     return {name: value for name, value in fields.items() if is_plain(value)}
 

@@ -1,0 +1,55 @@
+"""The settings of the task; read before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..checks import Check
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+# Pixels along one side of the square in which a digit is put.
+CELL = 12
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """What is learned, from which scenes, by how large a network."""
+
+    train_scenes: int = 2048
+    """scenes to learn from"""
+    val_scenes: int = 512
+    """scenes that are kept for validation, with digits of their own"""
+    size: int = 24
+    """pixels along one side of a scene"""
+    digits: int = 4
+    """digits in each scene"""
+    noise: float = 0.05
+    """standard deviation of the noise; the ink of a digit is between 0.4 and 1"""
+    width: int = 16
+    """channels at full resolution; twice and four times as many at a half and a quarter of it"""
+
+    def __post_init__(self) -> None:
+        for name in ("train_scenes", "val_scenes", "size", "digits"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"task.{name} must be at least 1, not {getattr(self, name)}")
+        if self.noise < 0:
+            raise ValueError(f"task.noise must be at least 0, not {self.noise}")
+        if self.width < 8 or self.width % 8:
+            raise ValueError(f"task.width must be a multiple of 8, not {self.width}")
+        if self.size % 4:
+            raise ValueError(f"task.size must be divisible by 4, not {self.size}")
+        if self.digits > (room := (self.size // CELL) ** 2):
+            raise ValueError(f"task.size {self.size} has room for {room} digits, not {self.digits}")
+
+
+def validate(config: Config) -> None:
+    """Raise ValueError where settings of several sections do not fit together; no two can clash here."""
+
+
+def requirements(config: Config) -> Iterator[Check]:
+    """Yield what this machine must have, which is nothing but the project's packages."""
+    yield from ()
