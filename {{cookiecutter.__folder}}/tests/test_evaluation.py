@@ -10,6 +10,8 @@ import pytest
 import torch
 from conftest import Run, call, launch, train
 from frame import backend, config, evaluation, objective, task_model
+from ignite.metrics import MeanAbsoluteError, MetricsLambda
+from ignite.metrics.regression.median_absolute_error import MedianAbsoluteError
 from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -30,6 +32,17 @@ def test_a_checkpoint_is_as_good_as_its_training_said(trained: Run) -> None:
     best = json.loads(call("evaluate", "--checkpoint", str(trained.path), *ONE).output)
     assert best["checkpoint"] == str(trained.path / trained.summary["best"]["checkpoint"])
     assert best["val_error"] == trained.summary["best"]["val_error"]
+
+
+def test_only_metrics_that_keep_samples_are_computed_from_those_of_all_ranks() -> None:
+    def double(value: float) -> float:
+        return 2 * value
+
+    mean, median = MeanAbsoluteError(), MedianAbsoluteError()
+    for metric, keeps in ((mean, False), (mean * 2, False), (median, True), (MetricsLambda(double, median), True)):
+        metric.reset()
+        assert evaluation.keeps_samples(metric) == keeps, metric
+    assert evaluation.keeps_samples(MetricsLambda(double, MetricsLambda(double, value=median)))
 
 
 def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from ignite.distributed import utils as idist_utils
 from ignite.distributed.comp_models.base import _SerialModel
 from ignite.engine import Engine
-from ignite.metrics import Metric
+from ignite.metrics import Metric, MetricsLambda
 from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -138,6 +138,9 @@ def keeps_samples(part: Any) -> bool:
 
     ignite gathers them over the ranks only if each has the same number. A list that is something else does no harm.
     """
+    if isinstance(part, MetricsLambda):
+        # Its list of arguments is no samples, but a metric among them may keep some.
+        return any(map(keeps_samples, (*part.args, *part.kwargs.values())))
     if isinstance(part, Metric):
         return any(map(keeps_samples, vars(part).values()))
     if isinstance(part, tuple | dict):
