@@ -62,7 +62,9 @@ def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp
                 os.killpg(process.pid, number)
             else:
                 process.send_signal(number)
-            assert process.wait(timeout=60) != 0
+            code = process.wait(timeout=60)
+            # horovodrun itself may end with 0 after a signal, as its page says.
+            assert code != 0 or (launcher == "horovodrun" and number != signal.SIGKILL)
         if number != signal.SIGKILL and saves:
             # It had the time for a checkpoint within the epoch.
             assert (run / "stopped").exists(), number

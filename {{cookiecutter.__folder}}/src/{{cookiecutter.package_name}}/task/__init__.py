@@ -1,4 +1,4 @@
-"""All that you replace to train on your own data: these four files, and no other.
+"""All that you replace to train on your own data: the files of this folder, and no other.
 
 - ``settings.py``: ``TaskConfig``, the section ``task`` of the configuration, one option ``--task.NAME`` for each field;
   ``validate(config)`` refuses settings that do not fit together, and ``requirements(config)`` says what the task needs
@@ -11,7 +11,10 @@
 - ``objective.py``: ``forward(model, batch)`` returns outputs and targets of one batch, which is on the model's device
   already; ``loss(outputs, targets)`` their mean loss; ``metrics(device)`` a table of ignite's metrics, which are
   recorded as ``val_NAME``; ``SCORE`` says which one of them chooses the best checkpoint. If it has a function
-  ``create_optimizer(model, config)``, that is used instead of the one that the section ``optim`` describes.
+  ``create_optimizer(model, config)``, that is used instead of the one that the section ``optim`` describes; with a
+  generator ``losses(model, batch)``, groups of parameters learn in turns; ``write_examples(model, folder, step)`` is run
+  after each evaluation, on rank 0.
+- ``predict.py``, which may be left out: ``predict(model, data, inputs)`` yields what the command ``predict`` prints.
 
 docs/your-own-task.md walks through all of it; tests/test_task.py holds this task's own tests.
 """
