@@ -1,5 +1,6 @@
 """Whoever puts their own task into a project gets what docs/your-own-task.md promises: its snippets are executed, as they stand."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
                 errors = [abs(float(said) - float(target)) for said, target in pairs]
                 assert len(errors) == 10
                 # They are printed to three places.
-                assert all(first > second - 0.002 for first, second in zip(errors, errors[1:], strict=False))
+                assert all(first > second - 0.002 for first, second in itertools.pairwise(errors))
             if "train" not in command:
                 continue
             run_dir = command[command.index("--train.run_dir") + 1]
