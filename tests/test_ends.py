@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,30 @@ def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp
             # It had the time for a checkpoint within the epoch.
             assert (run / "stopped").exists(), number
         wait_for(lambda: not processes_with(str(project.path)), "the loader processes to end")
+
+
+def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer, tmp_path: Path) -> None:
+    """Torch's spawn takes a process that was interrupted for one that is done."""
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    run = tmp_path / "early"
+    with subprocess.Popen(
+        ["scripts/train.sh", *LONG, "--train.run_dir", str(run)],
+        cwd=project.path,
+        env=project.environment,
+        start_new_session=True,
+    ) as process:
+        wait_for((run / "log.txt").exists, "the processes to have met")
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=60) == 1
+    run = tmp_path / "twice"
+    with training(project, run) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        wait_for(lambda: "stopped by a signal" in (run / "log.txt").read_text(), "the checkpoint")
+        while process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        assert process.returncode == 85
+    assert (run / "stopped").exists()
 
 
 @pytest.mark.parametrize(

@@ -246,4 +246,5 @@ class StopSignals:
             yield
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                # Another signal does not keep a training that has stopped from saying so.
+                signal.signal(number, signal.SIG_IGN if self.stopped else handler)

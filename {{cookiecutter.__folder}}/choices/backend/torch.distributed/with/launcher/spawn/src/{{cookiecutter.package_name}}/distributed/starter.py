@@ -38,10 +38,11 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
         return worker()
     os.environ.setdefault("MASTER_PORT", str(free_port()))
     os.environ.update(MASTER_ADDR="127.0.0.1", WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc))
-    stopped = get_context("spawn").Value("b", False)
+    # Torch takes a process that Ctrl-C has interrupted for one that is done: each tells that it really is.
+    done, stopped = (get_context("spawn").Value("i", 0) for _ in range(2))
     # When one ends early, spawn ends the others and tells about each of them.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    children = spawn(_child, (worker, stopped), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
+    children = spawn(_child, (worker, done, stopped), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for child in children.processes:
@@ -60,14 +61,19 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
             name = signal.Signals(-error.exit_code).name
             print(f"error: rank {error.error_index} was ended by {name}: start again to resume", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
+    if done.value < nproc:
+        print("error: interrupted before a checkpoint was saved: start again", file=sys.stderr)
+        return 1
     return EXIT_RESUMABLE if stopped.value else 0
 
 
-def _child(local_rank: int, worker: Callable[[], int], stopped: Any) -> None:
+def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any) -> None:
     os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     code = worker()
+    with done.get_lock():
+        done.value += 1
     if code == EXIT_RESUMABLE:
-        stopped.value = True
+        stopped.value = 1
     elif code:
         sys.exit(code)
 
