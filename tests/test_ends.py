@@ -84,7 +84,7 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     ) as process:
         wait_for((run / "log.txt").exists, "the processes to have met")
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=60) != 0
     run = tmp_path / "twice"
     with training(project, run) as process:
         os.killpg(process.pid, signal.SIGINT)
