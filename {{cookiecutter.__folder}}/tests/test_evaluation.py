@@ -47,7 +47,7 @@ def test_only_metrics_that_keep_samples_are_computed_from_those_of_all_ranks() -
 
 def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run, tmp_path: Path) -> None:
     folder = tmp_path / "export"
-    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(folder), *ONE)
+    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(folder))
     assert answer.code == 0, answer.errors
     assert json.loads(answer.output)["difference"] < 1e-6
     weights = torch.load(folder / "weights.pt", weights_only=True)
@@ -71,7 +71,7 @@ def test_a_model_that_cannot_be_traced_leaves_its_weights(
         return rows[:, 0] if float(rows.sum()) > 0 else rows[:, 1]
 
     monkeypatch.setattr(task_model.Network, "forward", forward)
-    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(tmp_path), *ONE)
+    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(tmp_path))
     assert (answer.code, answer.errors.count("weights.pt is written, use that")) == (1, 1), answer.errors
     assert torch.load(tmp_path / "weights.pt", weights_only=True).keys() == trained.weights().keys()
 

@@ -91,10 +91,13 @@ def run_command(command: str, arguments: list[str]) -> int:
         given = str(options["checkpoint"])
         if command == "evaluate":
             return distributed.run(evaluation.evaluation, config, best_of(given))
+        # These two take this process alone, whatever the launcher.
         if command == "predict":
-            return distributed.run(export.prediction, config, best_of(given), options["inputs"])
-        folder = str(options["folder"] or run_directory_of(given) / "export")
-        return distributed.run(export.export, config, best_of(given), folder)
+            inputs = options["inputs"]
+            assert isinstance(inputs, list)
+            return export.prediction(config, best_of(given), inputs)
+        folder = options["folder"] or run_directory_of(given) / "export"
+        return export.export(config, best_of(given), Path(str(folder)))
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:

@@ -28,8 +28,8 @@ from .task.model import create_model
 TOLERANCE = 1e-4
 
 
-def export(local_rank: int, config: Config, checkpoint: str, folder: str) -> int:
-    """Write the model of ``checkpoint`` to ``folder``, read it back, compare, and print one line of JSON.
+def export(config: Config, checkpoint: str, path: Path) -> int:
+    """Write the model of ``checkpoint`` to the folder ``path``, read it back, compare, and print one line of JSON.
 
     weights.pt is the plain state dict; model.json holds the task's settings, the facts of its data and the shapes of the
     model's inputs; model.pt2 is the program: ``torch.export.load("model.pt2").module()(*inputs)``.
@@ -39,7 +39,6 @@ def export(local_rank: int, config: Config, checkpoint: str, folder: str) -> int
     """
     model, data = load_model(config, checkpoint)
     inputs, options = first_inputs(model, data)
-    path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), path / "weights.pt")
     shapes = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors((inputs, options))]
@@ -65,13 +64,13 @@ def export(local_rank: int, config: Config, checkpoint: str, folder: str) -> int
     with torch.no_grad():
         expected = model(*inputs, **options)
     difference = relative_difference(tensors(answer), tensors(expected))
-    print(json.dumps({"checkpoint": checkpoint, "folder": folder, "difference": difference}))
+    print(json.dumps({"checkpoint": checkpoint, "folder": str(path), "difference": difference}))
     if difference > TOLERANCE:
         raise UsageError(f"{program} answers otherwise than the model, by {difference:g}: use {path}/weights.pt", 1)
     return 0
 
 
-def prediction(local_rank: int, config: Config, checkpoint: str, inputs: list[str]) -> int:
+def prediction(config: Config, checkpoint: str, inputs: list[str]) -> int:
     """Print what the model of ``checkpoint`` makes of each of the inputs, as lines of JSON.
 
     Raises:
