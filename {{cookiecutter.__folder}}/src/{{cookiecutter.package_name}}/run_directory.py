@@ -94,6 +94,9 @@ class RunDirectory:
         """Write config.yaml: from here on, these settings are those of the run."""
         if self.writes:
             (self.path / "stopped").unlink(missing_ok=True)
+            # What ignite was writing when the run was killed.
+            for draft in self.checkpoints.glob("tmp*"):
+                draft.unlink()
             write_atomically(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
 
     def refuse_changes(self) -> None:
@@ -131,7 +134,7 @@ class RunDirectory:
         return found
 
     def take_up_records(self, iteration: int) -> None:
-        """Keep the records of the run that is being resumed, up to its checkpoint."""
+        """Keep the records up to the checkpoint that is resumed; none, if the run was killed before it had one."""
         file = self.path / "metrics.jsonl"
         if file.exists():
             records = [_from_json(line) for line in file.read_text().splitlines()]

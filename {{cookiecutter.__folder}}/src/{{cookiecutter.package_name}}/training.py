@@ -81,7 +81,6 @@ def training(local_rank: int, config: Config) -> int:
     if resumed_from:
         handlers.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
         handlers.forget_lost_files(run.checkpoints, save_last, save_best)
-        run.take_up_records(trainer.state.iteration)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
         if trainer.state.epoch_length != len(batches):
             raise UsageError(
@@ -93,6 +92,7 @@ def training(local_rank: int, config: Config) -> int:
         if not hasattr(objective, "create_optimizer"):
             for group in optimizer.param_groups:
                 group["weight_decay"] = config.optim.weight_decay
+    run.take_up_records(trainer.state.iteration)
     if trainer.state.iteration >= last_step or run.is_out_of_patience():
         run.refuse_changes()
         logger.info("%s is complete: raise train.epochs to train longer, or choose another train.run_dir", run.path)
