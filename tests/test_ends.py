@@ -76,15 +76,17 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     """Torch's spawn takes a process that was interrupted for one that is done."""
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
     run = tmp_path / "early"
-    with subprocess.Popen(
-        ["scripts/train.sh", *LONG, "--train.run_dir", str(run)],
-        cwd=project.path,
-        env=project.environment,
-        start_new_session=True,
-    ) as process:
+    # What a shell starts in the background would ignore Ctrl-C.
+    command = ["env", "--default-signal=INT", "scripts/train.sh", *LONG, "--train.run_dir", str(run)]
+    process = subprocess.Popen(command, cwd=project.path, env=project.environment, start_new_session=True)
+    try:
         wait_for((run / "log.txt").exists, "the processes to have met")
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) != 0
+    finally:
+        for pid in processes_with(str(run)):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
     run = tmp_path / "twice"
     with training(project, run) as process:
         os.killpg(process.pid, signal.SIGINT)
