@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from .errors import UsageError
-from .task.settings import TaskConfig, validate
+from .task import settings as task_settings
+from .task.settings import TaskConfig
 
 PACKAGE = str(__package__)
 # The exit code of a training that stopped on a signal after a checkpoint: the same command resumes it.
@@ -218,7 +219,8 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
         namespace = parser.parse_args(arguments)
         values = parser.instantiate(namespace).as_dict()
         config = Config(**{name: values.pop(name) for name in SECTIONS})
-        validate(config)
+        # A task may refuse settings that do not fit together.
+        getattr(task_settings, "validate", lambda config: None)(config)
     except (ArgumentError, ValueError) as error:
         raise UsageError(_sentence(str(error))) from None
     return config, values

@@ -27,7 +27,8 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     for name, key in losses.items():
         axes[0, 0].plot(times, [record[key] for record in records], marker=".", label=name)
     positive = all(record[key] > 0 for record in records for key in losses.values())
-    axes[0, 0].set(title="loss", xlabel=unit, ylabel=objective.LOSS_LABEL, yscale="log" if positive else "linear")
+    label = getattr(objective, "LOSS_LABEL", "loss")
+    axes[0, 0].set(title="loss", xlabel=unit, ylabel=label, yscale="log" if positive else "linear")
     axes[0, 0].legend()
     for panel, name in zip(axes[0, 1:], names, strict=True):
         values = [record[f"val_{name}"] for record in records]

@@ -108,4 +108,5 @@ def update_in_turns(
 
 def cut(batch: Any, part: int, parts: int) -> Any:
     """Return every ``parts``-th sample of a batch of tensors, however they are nested, from ``part`` on."""
-    return apply_to_tensor(batch, lambda tensor: tensor[part::parts])
+    # Contiguous, as a whole batch is: a model may want to view it in another shape.
+    return apply_to_tensor(batch, lambda tensor: tensor[part::parts].contiguous())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -100,7 +100,8 @@ def create_metrics() -> dict[str, Metric]:
     """
     device = idist.device()
     # Sums are kept in float64, on the CPU where the device has none.
-    metrics = objective.metrics(torch.device("cpu") if device.type == "xla" else device)
+    create: Callable[[torch.device], dict[str, Metric]] = getattr(objective, "metrics", lambda device: {})
+    metrics = create(torch.device("cpu") if device.type == "xla" else device)
     if objective.SCORE not in ("loss", *metrics):
         names = ", ".join(["loss", *metrics])
         raise UsageError(f"SCORE {objective.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)

@@ -14,7 +14,7 @@ from .checks import Check, batch_check, number_in_environment, require, run_dir_
 from .config import PACKAGE, Config, DistributedConfig, Size, add_settings, parse
 from .distributed import hardware, launcher, starter, transport
 from .errors import UsageError
-from .task.settings import requirements
+from .task import settings as task_settings
 
 USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
 
@@ -76,7 +76,8 @@ def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True
     """Yield what the settings require for each number of processes that there may be; ``here``, of this machine."""
     yield batch_check(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
     if here:
-        yield from requirements(config)
+        # A task may require something of the machine.
+        yield from getattr(task_settings, "requirements", lambda config: ())(config)
         yield run_dir_check(Path(config.train.run_dir))
 
 

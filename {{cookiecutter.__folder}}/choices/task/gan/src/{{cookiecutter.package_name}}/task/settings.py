@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from ..checks import Check
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -39,8 +36,3 @@ def validate(config: Config) -> None:
     """Raise ValueError where settings of several sections do not fit together."""
     if config.optim.name != "adamw":
         raise ValueError("optim.name must be adamw, with which both networks learn")
-
-
-def requirements(config: Config) -> Iterator[Check]:
-    """Yield what this machine must have: the images come with scikit-learn."""
-    yield from ()

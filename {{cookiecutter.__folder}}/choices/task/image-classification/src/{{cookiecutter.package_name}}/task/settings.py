@@ -43,10 +43,6 @@ class TaskConfig:
             raise ValueError(f"task.width must be a multiple of 8, not {self.width}")
 
 
-def validate(config: Config) -> None:
-    """Raise ValueError, in one sentence, where settings of the task do not fit the others; no two can clash here."""
-
-
 def requirements(config: Config) -> Iterator[Check]:
     """Yield what the machine must have for this task, as far as it can be told without importing torch."""
     dataset = config.task.dataset

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from ..checks import Check
-
-if TYPE_CHECKING:
-    from ..config import Config
 
 # Pixels along one side of the square in which a digit is put.
 CELL = 12
@@ -44,12 +37,3 @@ class TaskConfig:
             raise ValueError(f"task.size must be divisible by 4, not {self.size}")
         if self.digits > (room := (self.size // CELL) ** 2):
             raise ValueError(f"task.size {self.size} has room for {room} digits, not {self.digits}")
-
-
-def validate(config: Config) -> None:
-    """Raise ValueError where settings of several sections do not fit together; no two can clash here."""
-
-
-def requirements(config: Config) -> Iterator[Check]:
-    """Yield what this machine must have, which is nothing but the project's packages."""
-    yield from ()

@@ -48,10 +48,6 @@ class TaskConfig:
             raise ValueError(f"task.dropout must be at least 0 and less than 1, not {self.dropout}")
 
 
-def validate(config: Config) -> None:
-    """Raise ValueError where settings of several sections do not fit together; no two can clash here."""
-
-
 def requirements(config: Config) -> Iterator[Check]:
     """Yield whether the text is there."""
     text = config.task.text

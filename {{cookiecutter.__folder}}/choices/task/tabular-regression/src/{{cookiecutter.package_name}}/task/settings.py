@@ -34,10 +34,6 @@ class TaskConfig:
                 raise ValueError(f"task.{name} must be at least 0 and less than 1, not {value}")
 
 
-def validate(config: Config) -> None:
-    """Raise ValueError where settings of several sections do not fit together; no two can clash here."""
-
-
 def requirements(config: Config) -> Iterator[Check]:
     """Yield whether the table is there."""
     table = config.task.table
