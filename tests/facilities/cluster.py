@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 STATE = Path("/run/ddl-template-cluster")
@@ -23,6 +24,8 @@ NETWORK = "10.77.0"
 GATEWAY = f"{NETWORK}.254"
 SLURM_CONF = STATE / "slurm.conf"
 LIMIT_S = 30.0
+# The start of 2026: Slurm counts jobs to 67 million, in steps of two seconds for four years.
+NUMBERS_SINCE = 1767225600
 SLURM_PACKAGES = "munge slurm-wlm slurmctld slurmd slurm-client libpmix-dev"
 # On a node's PATH: an ssh that logs in to the other one.
 COMMANDS = STATE / "bin"
@@ -98,15 +101,24 @@ def down() -> None:
     for name in (*of_nodes, "slurmctld", "munged"):
         _stop(name)
     for number, node in enumerate(NODES, 1):
+        # Its cable first: the kernel removes it with its node, at a time of its own.
+        _unplug(f"ddl{number}")
         if Path("/run/netns", namespace(node)).exists():
             for pid in processes(node):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             _ip("netns", "del", namespace(node))
-        if Path("/sys/class/net", f"ddl{number}").exists():
-            _ip("link", "del", f"ddl{number}")
-    if Path("/sys/class/net", SWITCH).exists():
-        _ip("link", "del", SWITCH)
+    _unplug(SWITCH)
     shutil.rmtree(STATE, ignore_errors=True)
+
+
+def _unplug(device: str) -> None:
+    try:
+        if Path("/sys/class/net", device).exists():
+            _ip("link", "del", device)
+    except RuntimeError:
+        if Path("/sys/class/net", device).exists():
+            raise
 
 
 def processes(node: str) -> list[int]:
@@ -242,11 +254,16 @@ def idle_nodes() -> list[str]:
 
 def _slurm_configuration() -> str:
     memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20 // len(NODES) * 8 // 10
+    # Each cluster begins its jobs with another number, so that none writes where one of an older cluster did.
+    first_job = STATE / "first-job"
+    if not first_job.exists():
+        first_job.write_text(str(int(time.time() - NUMBERS_SINCE) // 2))
     # No cgroups, accounts or systemd; a crashed node is given up soon, and a job that is queued again starts soon.
     settings = {
         "ClusterName": "ddl",
         "SlurmctldHost": f"{os.uname().nodename}({GATEWAY})",
         "SlurmctldPort": "16817",
+        "FirstJobId": first_job.read_text(),
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "AuthType": "auth/munge",
@@ -364,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Missing("there is no cluster: nox -s cluster -- up")
         elif options.command == "status":
             for node in NODES:
-                for line in commands(node).values():
+                for line in commands(node).values() or ["idle"]:
                     print(f"{node}: {line}")
         elif options.command == "run":
             os.execvp("nsenter", [*enter(options.node), *options.words])
