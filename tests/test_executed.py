@@ -564,7 +564,8 @@ def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_withou
     settings += ["--train.save_every", "4 steps", "--train.evaluate_every", "11 steps"]
     number = {"NPROC_PER_NODE": processes}
     project.succeed("scripts/train.sh", *settings, variables=number)
-    settings += ["--data.num_workers", "2", "--train.run_dir", "runs/killed"]
+    run = project.path / "runs/killed"
+    settings += ["--data.num_workers", "2", "--train.run_dir", str(run)]
     with subprocess.Popen(
         ["scripts/train.sh", *settings],
         cwd=project.path,
@@ -573,20 +574,21 @@ def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_withou
         stderr=subprocess.DEVNULL,
     ):
         try:
-            wait_for((project.path / "runs/killed/metrics.jsonl").exists, "the first evaluation")
+            wait_for((run / "metrics.jsonl").exists, "the first evaluation")
         finally:
-            for pid in processes_with("runs/killed"):
+            # Not those of the same test beside this one.
+            for pid in processes_with(str(run)):
                 os.kill(pid, signal.SIGKILL)
     project.succeed("scripts/train.sh", *settings, variables=number)
     assert project.read_json("runs/killed/summary.json")["resumed_from"]
-    runs = [project.path / "runs" / name for name in ("default", "killed")]
+    runs = [project.path / "runs/default", run]
     whole, killed = (
-        project.succeed("python3", "-c", BYTES, str(run / "checkpoints/last_88.pt")) for run in runs
+        project.succeed("python3", "-c", BYTES, str(path / "checkpoints/last_88.pt")) for path in runs
     )
     assert whole == killed
     assert whole.count("running_mean") == 9
     for name in ("metrics.jsonl", "steps.jsonl"):
-        first, second = (lines_without_speed(run / name) for run in runs)
+        first, second = (lines_without_speed(path / name) for path in runs)
         assert first == second
     check_evaluation(project, "runs/killed", project.read_json("runs/killed/summary.json"), [])
 

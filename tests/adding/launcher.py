@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..checks import Check, command_check
 from ..config import Ranks, Size
@@ -27,7 +28,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return ["nice", *starter.local_command(size.nproc_per_node or 1, ["train", *settings])]
 
 
-def start(command: list[str]) -> int:
+def start(command: list[str], run_dir: Path) -> int:
     """Become ``command``, so that its signals and its exit code are the training's own."""
     os.execvp(command[0], command)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         evaluation,
         optimization,
         randomness,
+        storage,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
     from {{ cookiecutter.package_name }}.distributed import backend
@@ -34,6 +35,7 @@ else:
         evaluation,
         optimization,
         randomness,
+        storage,
     )
     from small.__main__ import main
     from small.distributed import backend
@@ -59,6 +61,7 @@ __all__ = [
     "objective",
     "optimization",
     "randomness",
+    "storage",
     "task_data",
     "task_model",
 ]

@@ -364,11 +364,11 @@ def test_a_run_resumes_after_it_was_killed_while_it_saved(tmp_path: Path) -> Non
     # Killed in a step before the first checkpoint, or while that was written.
     for file in (more.path / "checkpoints").iterdir():
         file.rename(tmp_path / file.name)
-    (more.path / "checkpoints" / "tmpabc").touch()
+    (more.path / "checkpoints" / ".last_16.pt.part").touch()
     anew = train(tmp_path / "run", 1, "--train.epochs", "2")
     assert [step["iteration"] for step in anew.steps] == [10, 20, 30]
     assert [record["iteration"] for record in anew.records] == [16, 32]
-    assert not list((anew.path / "checkpoints").glob("tmp*"))
+    assert not list((anew.path / "checkpoints").glob(".*"))
     # Into another folder, which has none of these files.
     other = train(tmp_path / "other", 1, "--train.epochs", "6", "--train.resume", str(tmp_path / "last_64.pt"))
     assert len(list((other.path / "checkpoints").iterdir())) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from . import storage
 from .task import objective
 
 
@@ -27,8 +28,8 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     for name, key in losses.items():
         axes[0, 0].plot(times, [record[key] for record in records], marker=".", label=name)
     positive = all(record[key] > 0 for record in records for key in losses.values())
-    label = getattr(objective, "LOSS_LABEL", "loss")
-    axes[0, 0].set(title="loss", xlabel=unit, ylabel=label, yscale="log" if positive else "linear")
+    what = getattr(objective, "LOSS_LABEL", "loss")
+    axes[0, 0].set(title="loss", xlabel=unit, ylabel=what, yscale="log" if positive else "linear")
     axes[0, 0].legend()
     for panel, name in zip(axes[0, 1:], names, strict=True):
         values = [record[f"val_{name}"] for record in records]
@@ -38,7 +39,6 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
             best = max(values) if objective.HIGHER_IS_BETTER else min(values)
             panel.axhline(best, color="0.7", linewidth=0.8, zorder=0, label=f"best {best:.4g}")
             panel.legend()
-    draft = path.with_name(f".{path.name}.part")
-    figure.savefig(draft, dpi=150, format="png")
-    draft.replace(path)
+    with storage.replacing(path) as file:
+        figure.savefig(file, dpi=150, format="png")
     pyplot.close(figure)

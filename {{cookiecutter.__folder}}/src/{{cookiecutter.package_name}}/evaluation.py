@@ -19,12 +19,13 @@ from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from . import handlers
 from .batches import EvaluationBatches, closing, create_loader
+from .checkpoints import load_checkpoint
 from .config import Config
 from .distributed import backend
 from .engines import AUTOCAST_TYPES
 from .errors import UsageError
+from .handlers import significant
 from .randomness import seed_step
 from .task import objective
 from .task.data import load
@@ -42,7 +43,7 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
     data = load(config.task)
     batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
     model = create_model(config.task, data).to(idist.device())
-    handlers.load_checkpoint(Path(checkpoint), {"model": model})
+    load_checkpoint(Path(checkpoint), {"model": model})
     loader = create_loader(data.val, batches, config.data.num_workers)
     with closing(loader):
         metrics = evaluate(model, loader, config)
@@ -182,6 +183,6 @@ def one_number(name: str, value: Any) -> float:
         UsageError: if it is more than one number.
     """
     try:
-        return handlers.significant(float(value))
+        return significant(float(value))
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(f"the metric {name} is not one number but {value}: average it in objective.py", 1) from None

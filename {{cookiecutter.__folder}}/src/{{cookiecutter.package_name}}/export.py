@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from . import handlers
 from .batches import EvaluationBatches, closing, create_loader
+from .checkpoints import load_checkpoint
 from .config import Config
 from .errors import UsageError
 from .evaluation import evaluating
@@ -91,7 +91,7 @@ def load_model(config: Config, checkpoint: str) -> tuple[nn.Module, Any]:
     """Return the model of a checkpoint, in evaluation mode on the CPU, and the data that it was made for."""
     data = load(config.task)
     model = create_model(config.task, data)
-    handlers.load_checkpoint(Path(checkpoint), {"model": model})
+    load_checkpoint(Path(checkpoint), {"model": model})
     return model.eval(), data
 
 

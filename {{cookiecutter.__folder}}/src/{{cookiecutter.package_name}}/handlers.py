@@ -1,10 +1,9 @@
-"""What happens around the steps: checkpoints, progress and stop signals."""
+"""What happens around the steps: progress and stop signals."""
 
 from __future__ import annotations
 
 import logging
 import math
-import pickle
 import signal
 import sys
 import threading
@@ -17,81 +16,17 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine, Events
-from ignite.handlers import Checkpoint
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from . import collectives, early_signals
-from .distributed import backend, hardware, launcher
+from .distributed import hardware, launcher
 from .errors import UsageError
 from .meter import Meter
-from .run_directory import RunDirectory, score
+from .run_directory import RunDirectory
 
 logger = logging.getLogger(__package__)
-
-
-def create_checkpoints(
-    run: RunDirectory, trainer: Engine, state: dict[str, Any], measured: nn.Module
-) -> tuple[Checkpoint, Checkpoint]:
-    """Return what saves ``state`` (the last two are kept) and what saves ``measured`` when it is best (one is kept).
-
-    Both belong to the state themselves, so that a resumed run removes the old files too. Every rank must call them:
-    some backends save together.
-    """
-
-    def step(engine: Engine, event: Any) -> int:
-        return trainer.state.iteration
-
-    best = Checkpoint(
-        {"model": measured, "trainer": trainer},
-        backend.disk_saver(run.checkpoints),
-        filename_pattern="best_{global_step}.pt",
-        global_step_transform=step,
-        score_function=lambda engine: score(run.records[-1]),
-        n_saved=1,
-    )
-    last = Checkpoint(
-        {**state, "best": best},
-        backend.disk_saver(run.checkpoints),
-        filename_pattern="last_{global_step}.pt",
-        global_step_transform=step,
-        n_saved=2,
-        include_self=True,
-    )
-    return last, best
-
-
-def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
-    """Give ``objects`` their state from ``path``; every rank reads the same file.
-
-    Raises:
-        UsageError: if the file is not a checkpoint of this model.
-    """
-    if not path.is_file():
-        raise UsageError(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        if objects.keys() == {"model"} and "average" in saved:
-            # What was measured.
-            saved = {"model": saved["average"]}
-        Checkpoint.load_objects(objects, saved)
-    except pickle.UnpicklingError:
-        raise UsageError(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
-    except Exception as error:
-        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
-        raise UsageError(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
-
-
-def forget_lost_files(folder: Path, *checkpoints: Checkpoint) -> None:
-    """Let ``checkpoints`` no longer count files that are not in ``folder``, as they could not remove them.
-
-    A run that was killed may have removed one and not yet written the next, and a new folder has none of another run's.
-    """
-    for checkpoint in checkpoints:
-        state = checkpoint.state_dict()
-        state["_saved"] = [(priority, name) for priority, name in state["_saved"] if (folder / name).exists()]
-        checkpoint.load_state_dict(state)
 
 
 class StepLog:

@@ -69,7 +69,7 @@ def launch(arguments: list[str]) -> int:
     os.environ.update(variables)
     if here:
         os.execvp(command[0], command)
-    return launcher.start(command)
+    return launcher.start(command, Path(config.train.run_dir))
 
 
 def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True) -> Iterator[Check]:

@@ -6,16 +6,15 @@ import json
 import logging
 import math
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ignite.distributed as idist
 import torch
 import yaml
 
-from . import collectives, distributed
+from . import collectives, distributed, storage
 from .config import Config, changed_settings, to_dict
 from .curves import draw_curves
 from .distributed import hardware, launcher
@@ -31,8 +30,18 @@ Record = dict[str, Any]
 HARMLESS = ("distributed.", "data.num_workers ", "train.resume ", "train.log_every ")
 
 
+class LogFile(logging.FileHandler):
+    """Writes log.txt; where it cannot, the training ends as for any other file of the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            raise storage.unwritable(Path(self.baseFilename), error) from None
+        super().handleError(record)
+
+
 class RunDirectory:
-    """The folder of one run; rank 0 alone writes it, each file under another name first.
+    """The folder of one run; rank 0 alone writes it, and locks it until it is closed.
 
     It holds config.yaml, metrics.jsonl, steps.jsonl, summary.json, curves.png, log.txt and checkpoints/.
     """
@@ -41,7 +50,8 @@ class RunDirectory:
         """Open the folder on every rank.
 
         Raises:
-            UsageError: if it cannot be written, or holds a run although ``train.resume`` is none.
+            UsageError: if it cannot be written, is being written by another training, or holds a run although
+                ``train.resume`` is none.
         """
         self.config = config
         self.path = Path(config.train.run_dir)
@@ -50,6 +60,8 @@ class RunDirectory:
         self.writes = idist.get_rank() == 0
         self.started = time.perf_counter()
         self.changes: list[str] = []
+        self.warnings: list[str] = []
+        self.lock: IO[str] | None = None
         self.listeners: list[Listener] = []
         _refuse(self._open() if self.writes else "", exit_code=1)
         self._start_logging()
@@ -63,13 +75,23 @@ class RunDirectory:
             return f"{path} holds a run already: choose another train.run_dir, or --train.resume auto to resume it"
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
                 self.changes = changed_settings(yaml.safe_load((path / "config.yaml").read_text()), self.config)
-            with tempfile.TemporaryFile(dir=path):
-                pass
+        except UsageError as error:
+            return str(error)
         except OSError as error:
             return f"train.run_dir {path} cannot be written ({error.strerror}): choose another one"
+        if lacking:
+            self.warnings.append(f"{path} cannot be locked ({lacking}): let no other training write there")
+        if self.changes:
+            self.warnings.append(f"settings changed since this run began: {', '.join(self.changes)}")
         return ""
+
+    def close(self) -> None:
+        """Let others write the folder."""
+        if self.lock:
+            self.lock.close()
 
     def _start_logging(self) -> None:
         logger.setLevel(logging.DEBUG if self.writes else logging.WARNING)
@@ -83,21 +105,20 @@ class RunDirectory:
         # Where a bar moves, it says what the line of every log point would.
         handlers[0].setLevel(logging.INFO if sys.stderr.isatty() else logging.DEBUG)
         if self.writes:
-            handlers.append(logging.FileHandler(self.path / "log.txt"))
+            handlers.append(LogFile(self.path / "log.txt"))
         for handler in handlers:
             handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))
             logger.addHandler(handler)
-        if self.changes:
-            logger.warning("settings changed since this run began: %s", ", ".join(self.changes))
+        for warning in self.warnings:
+            logger.warning("%s", warning)
 
     def begin(self) -> None:
         """Write config.yaml: from here on, these settings are those of the run."""
         if self.writes:
             (self.path / "stopped").unlink(missing_ok=True)
-            # What ignite was writing when the run was killed.
-            for draft in self.checkpoints.glob("tmp*"):
-                draft.unlink()
-            write_atomically(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+            for folder in (self.path, self.checkpoints):
+                storage.remove_drafts(folder)
+            storage.write(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
 
     def refuse_changes(self) -> None:
         """Refuse settings that would have changed what a finished run has learned.
@@ -112,27 +133,6 @@ class RunDirectory:
             refusal = f"{self.path} is finished, with other settings ({changes}): {fix}"
         _refuse(refusal, exit_code=2)
 
-    def checkpoint_to_resume(self) -> Path | None:
-        """Return the checkpoint to resume from, the same on every rank, as ``train.resume`` says.
-
-        Raises:
-            UsageError: if the file that was asked for is not there.
-        """
-        resume = self.config.train.resume
-        found: Path | None = None
-        if resume == "auto":
-            files = list(self.checkpoints.glob("last_*.pt")) if self.writes else []
-            found = max(files, key=_iteration_of, default=None)
-        elif resume != "none":
-            found = Path(resume)
-            if not found.is_file():
-                raise UsageError(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
-        if idist.get_world_size() > 1:
-            # A node with an older view of the file system must not start from another one.
-            found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
-            found = None if found == Path() else found
-        return found
-
     def take_up_records(self, iteration: int) -> None:
         """Keep the records up to the checkpoint that is resumed; none, if the run was killed before it had one."""
         file = self.path / "metrics.jsonl"
@@ -144,7 +144,7 @@ class RunDirectory:
             # Its last line may be half a one.
             lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n")]
             kept = [line for line in lines if json.loads(line)["iteration"] <= iteration]
-            write_atomically(file, "".join(kept))
+            storage.write(file, "".join(kept))
 
     def append(self, record: Record) -> None:
         """Add one evaluation to metrics.jsonl."""
@@ -153,15 +153,19 @@ class RunDirectory:
             for listener in self.listeners:
                 listener(record)
             lines = "".join(_to_json(record) + "\n" for record in self.records)
-            write_atomically(self.path / "metrics.jsonl", lines)
+            storage.write(self.path / "metrics.jsonl", lines)
 
     def append_step(self, record: Record) -> None:
         """Add one line to steps.jsonl."""
         if self.writes:
             for listener in self.listeners:
                 listener(record)
-            with (self.path / "steps.jsonl").open("a") as file:
-                file.write(_to_json(record) + "\n")
+            path = self.path / "steps.jsonl"
+            try:
+                with path.open("a") as file:
+                    file.write(_to_json(record) + "\n")
+            except OSError as error:
+                raise storage.unwritable(path, error) from None
 
     def best(self) -> Record:
         """Return the evaluation with the best score, the first of equal ones."""
@@ -211,7 +215,7 @@ class RunDirectory:
             text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
             values = (place["wall_time_s"], key, last[key], best[key], best["iteration"], checkpoint, self.path)
             logger.info(text, *values)
-        write_atomically(self.path / "summary.json", _to_json({**last, **place, **summary}, indent=2) + "\n")
+        storage.write(self.path / "summary.json", _to_json({**last, **place, **summary}, indent=2) + "\n")
 
 
 def score(record: Record) -> float:
@@ -226,13 +230,6 @@ def device_name() -> str:
     """Return what this process computes on, as people call it."""
     device = idist.device()
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` so that a reader, or a crash, never meets half of it."""
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 def _refuse(refusal: str, exit_code: int) -> None:
@@ -258,5 +255,6 @@ def _from_json(line: str) -> Record:
     return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
 
-def _iteration_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was written, as its name says."""
     return int(checkpoint.stem.rpartition("_")[2])

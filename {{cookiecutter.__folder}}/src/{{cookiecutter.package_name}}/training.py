@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ from ignite.engine import Engine, Events
 from ignite.handlers import EMAHandler
 from torch import nn
 
-from . import collectives, handlers
+from . import checkpoints, collectives, handlers
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
 from .checks import batch_check, require
 from .config import EXIT_RESUMABLE, Config, steps_of
@@ -20,6 +21,7 @@ from .distributed import backend
 from .engines import LOSSES, create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
+from .failures import told_with_step
 from .introduction import introduce, tell_of_draws
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
@@ -39,7 +41,12 @@ def training(local_rank: int, config: Config) -> int:
     Raises:
         UsageError: if the settings cannot work with these processes, data or checkpoints.
     """
-    run = RunDirectory(config)
+    with contextlib.closing(RunDirectory(config)) as run:
+        return train(run, config)
+
+
+def train(run: RunDirectory, config: Config) -> int:
+    """Train in a run directory that is open; return the exit code."""
     world_size = idist.get_world_size()
     logger.info("processes: %s on %s, backend %s", world_size, device_name(), idist.backend() or "none")
 
@@ -75,12 +82,12 @@ def training(local_rank: int, config: Config) -> int:
         average = EMAHandler(plain_model, 1 - config.optim.ema_decay)
         average.attach(trainer)
         measured = state["average"] = average.ema_model
-    save_last, save_best = handlers.create_checkpoints(run, trainer, state, measured)
+    save_last, save_best = checkpoints.create_checkpoints(run, trainer, state, measured)
 
-    resumed_from = run.checkpoint_to_resume()
+    resumed_from = checkpoints.checkpoint_to_resume(run)
     if resumed_from:
-        handlers.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
-        handlers.forget_lost_files(run.checkpoints, save_last, save_best)
+        checkpoints.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
+        checkpoints.take_stock(run.checkpoints, save_last, save_best)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
         if trainer.state.epoch_length != len(batches):
             raise UsageError(
@@ -162,7 +169,7 @@ def training(local_rank: int, config: Config) -> int:
             save(trainer)
 
     signals.attach(trainer, save, config.train.log_every, last_step)
-    with step_log.shown(), signals.caught(), closing(train_loader, val_loader):
+    with step_log.shown(), signals.caught(), closing(train_loader, val_loader), told_with_step(trainer):
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     if signals.stopped:
         run.mark_stopped()

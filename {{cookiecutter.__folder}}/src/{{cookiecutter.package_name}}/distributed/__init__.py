@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import gc
 import platform
-import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,6 +26,7 @@ from typing import Any
 from ..checks import Check, processes, refuse_foreign_launchers
 from ..config import PACKAGE, Config, DistributedConfig
 from ..errors import UsageError
+from ..failures import say, tell
 from . import hardware, launcher, starter, transport
 
 TRIAL = hardware.TRIAL
@@ -112,16 +111,18 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
 
 def _in_process(function: Callable[..., int], config: Config, arguments: tuple[Any, ...]) -> int:
     """Join the other processes, run the function, tell why it failed, and leave them."""
-    settings, ranks, lost = config.distributed, launcher.ranks(), ""
+    settings, ranks = config.distributed, launcher.ranks()
     # Imported below, where a failure is told like any other.
     finalize: Callable[[], None] | None = None
+    lost_peer: Callable[[Exception], str] = lambda error: ""
+    silent_ranks: Callable[[], str] = str
     try:
         hardware.hide_others(settings.device)
         import ignite.distributed as idist
 
         from . import backend
 
-        finalize, lost = idist.finalize, backend.PEER_LOST
+        finalize, lost_peer, silent_ranks = idist.finalize, backend.lost_peer, backend.silent_ranks
         wanted = settings.nproc_per_node
         if ranks:
             hardware.claim(settings.device, ranks.local_rank)
@@ -136,14 +137,10 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
         if (ranks.local_rank if ranks else 0) == error.local_rank:
             # Of what a loader process has raised, torch makes one text with its traceback.
             sentence = str(error).rstrip().rpartition("UsageError: ")[2]
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
+            say(f"error: {sentence}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it
-        rank = f"[rank {ranks.rank if ranks else 0}]"
-        if lost and (said := re.search(lost, str(error))):
-            print(f"{rank} ends, as another process is gone: {said[0]}", file=sys.stderr, flush=True)
-        else:
-            print(f"{rank} failed:\n{traceback.format_exc()}", end="", file=sys.stderr, flush=True)
+        tell(error, ranks.rank if ranks else 0, lost_peer(error), silent_ranks)
         return 1
     finally:
         # What still holds the process group (a wrapped model in a reference cycle) would abort the exit.

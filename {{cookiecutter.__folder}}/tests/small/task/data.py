@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from .settings import TaskConfig
 
@@ -28,6 +31,8 @@ class Points:
 
     def __getitem__(self, index: int) -> Sample:
         assert type(index) is int
+        if get_worker_info() and os.environ.get("SMALL_KILLS_WORKER"):
+            os.kill(os.getpid(), signal.SIGKILL)
         x = self.x[index]
         if self.noise:
             # From each of the generators that people use.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import ignite.distributed as idist
 import torch
-from ignite.handlers import DiskSaver
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,8 +34,6 @@ Value = TypeVar("Value")
 FUSED_OPTIMIZER = True
 # Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
 STEP_AVERAGES = False
-# What an exchange says, as a regular expression, when another process has ended or cannot be reached.
-PEER_LOST = "Horovod has been shut down.*|Connection closed by peer|Connection reset by peer|Timed out waiting"
 CONNECT_LIMIT_S = 60.0
 
 
@@ -141,6 +138,17 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     return norm
 
 
+def lost_peer(error: Exception) -> str:
+    """Return what an exchange says that failed because of another process; nothing for any other error."""
+    said = re.search(r"Horovod has been shut down.*|/gloo/\S+ .*", str(error))
+    return said[0] if said and isinstance(error, RuntimeError) else ""
+
+
+def silent_ranks() -> str:
+    """Return nothing: Horovod itself names the ranks that did not come to an exchange."""
+    return ""
+
+
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace ``tensor`` by its sum over all processes, and wait for that."""
     hvd.allreduce_(tensor, op=hvd.Sum)
@@ -154,6 +162,7 @@ def all_gather_object(value: Value) -> list[Value]:
     return values
 
 
-def disk_saver(folder: Path) -> DiskSaver:
-    """Return what writes checkpoints to ``folder``, from rank 0 alone."""
-    return DiskSaver(folder, require_empty=False)
+def save(checkpoint: Mapping[str, Any], file: IO[bytes] | None) -> None:
+    """Write the checkpoint to ``file``, which rank 0 alone has; every rank must call it."""
+    if file:
+        torch.save(checkpoint, file)

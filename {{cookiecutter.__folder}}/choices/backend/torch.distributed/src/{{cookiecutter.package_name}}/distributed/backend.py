@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 import ignite.distributed as idist
 import torch
 import torch.distributed as dist
-from ignite.handlers import DiskSaver
 from torch import Tensor, nn
+from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from ..checks import Check
@@ -27,8 +29,8 @@ Value = TypeVar("Value")
 FUSED_OPTIMIZER = True
 # Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
 STEP_AVERAGES = False
-# What an exchange says, as a regular expression, when another process has ended or cannot be reached.
-PEER_LOST = "Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|[Tt]imed out"
+# How long a process that waits in vain for others asks them whether they wait too.
+ROLL_CALL_S = 3.0
 
 
 def checks(config: DistributedConfig) -> Iterator[Check]:
@@ -120,6 +122,40 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     return norm
 
 
+def lost_peer(error: Exception) -> str:
+    """Return what an exchange says that failed because of another process; nothing for any other error."""
+    # What gloo throws names a file of its source, and ends with advice.
+    said = re.search(r"/gloo/\S+ (?:Read error \S+ )?(.*?)(?:\. This is typically|\n|$)", str(error))
+    if type(error) is RuntimeError and said:
+        return said[1]
+    if isinstance(error, dist.DistBackendError):
+        return str(error).strip().splitlines()[-1]
+    return ""
+
+
+def silent_ranks() -> str:
+    """Return which ranks did not come to an exchange that failed; every rank that did has to call it.
+
+    The first of those that came says it.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    store.set_timeout(timedelta(seconds=ROLL_CALL_S))
+    try:
+        store.set(f"waits/{rank}", "")
+        time.sleep(ROLL_CALL_S)
+        here = [other for other in range(world_size) if store.check([f"waits/{other}"])]
+    except (dist.DistNetworkError, dist.DistStoreError):
+        return "the process that keeps the store does not answer: it is that of rank 0, or the launcher"
+    gone = [str(other) for other in range(world_size) if other not in here]
+    if rank > here[0] or not gone:
+        return ""
+    # Torch's flight recorder knows the last exchange.
+    last = json.loads(_dump_fr_trace_json(True, False))["entries"][-1]
+    where = f"{last['profiling_name']}, exchange {last['collective_seq_id']}"
+    return f"of {world_size} ranks, these did not come to {where}: {', '.join(gone)}"
+
+
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace ``tensor`` by its sum over all processes, and wait for that."""
     if dist.is_initialized():
@@ -136,6 +172,7 @@ def all_gather_object(value: Value) -> list[Value]:
     return values
 
 
-def disk_saver(folder: Path) -> DiskSaver:
-    """Return what writes checkpoints to ``folder``, from rank 0 alone."""
-    return DiskSaver(folder, require_empty=False)
+def save(checkpoint: Mapping[str, Any], file: IO[bytes] | None) -> None:
+    """Write the checkpoint to ``file``, which rank 0 alone has; every rank must call it."""
+    if file:
+        torch.save(checkpoint, file)

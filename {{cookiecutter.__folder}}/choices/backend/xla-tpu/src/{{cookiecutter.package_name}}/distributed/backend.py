@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 import ignite.distributed as idist
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from ignite.handlers import DiskSaver
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,8 +31,6 @@ Value = TypeVar("Value")
 FUSED_OPTIMIZER = False
 # Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
 STEP_AVERAGES = True
-# What an exchange says, as a regular expression, when another process has ended or cannot be reached.
-PEER_LOST = "Connection reset by peer|Socket closed"
 
 
 def checks(config: DistributedConfig) -> Iterator[Check]:
@@ -94,6 +91,17 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     return norm
 
 
+def lost_peer(error: Exception) -> str:
+    """Return what an exchange says that failed because of another process; nothing for any other error."""
+    said = re.search("Connection reset by peer|Socket closed", str(error))
+    return said[0] if said and type(error) is RuntimeError else ""
+
+
+def silent_ranks() -> str:
+    """Return nothing: torch_xla does not tell which processes did not come to an exchange."""
+    return ""
+
+
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace ``tensor`` by its sum over all processes, and wait for that."""
     xm.all_reduce(xm.REDUCE_SUM, [tensor])
@@ -105,7 +113,6 @@ def all_gather_object(value: Value) -> list[Value]:
     return [pickle.loads(part) for part in xm.rendezvous("all_gather_object", pickle.dumps(value))]
 
 
-def disk_saver(folder: Path) -> DiskSaver:
-    """Return what writes checkpoints to ``folder``, from rank 0 alone."""
-    # With atomic=True every rank would rename, and only the first one writes: seen to leave an empty file.
-    return DiskSaver(folder, atomic=False, require_empty=False)
+def save(checkpoint: Mapping[str, Any], file: IO[bytes] | None) -> None:
+    """Write the checkpoint to ``file``, which rank 0 alone has; every rank must call it."""
+    xm.save(checkpoint, file, global_master=True)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..checks import Check, number_of_nodes
 from ..config import PACKAGE, Ranks, Size
 from ..errors import UsageError
+from ..supervision import supervise
 from . import starter
 
 NAME = "horovodrun"
@@ -43,9 +45,9 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return ["horovodrun", *options, "python3", "-m", PACKAGE, "train", *settings]
 
 
-def start(command: list[str]) -> int:
-    """Become ``command``, so that its signals and its exit code are horovodrun's own."""
-    os.execvp(command[0], command)
+def start(command: list[str], run_dir: Path) -> int:
+    """Run ``command`` until the training in ``run_dir`` has ended; return the exit code."""
+    return supervise(command, run_dir)
 
 
 def ranks() -> Ranks | None:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..checks import Check, command_check
 from ..config import Ranks, Size
@@ -46,7 +47,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return [*variables, "python3", "scripts/manifest.py", "--apply", _manifest(), *settings]
 
 
-def start(command: list[str]) -> int:
+def start(command: list[str], run_dir: Path) -> int:
     """Become ``command``, which applies the manifest and says how to follow the training."""
     os.execvp(command[0], command)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..checks import Check, free_port, number_of_nodes
 from ..config import PACKAGE, Ranks, Size
 from ..errors import UsageError
+from ..supervision import supervise
 from . import starter, transport
 
 NAME = "mpirun"
@@ -73,9 +74,9 @@ def _hosts(file: str) -> list[str]:
     return hosts
 
 
-def start(command: list[str]) -> int:
-    """Become ``command``, so that its signals and its exit code are mpirun's own."""
-    os.execvp(command[0], command)
+def start(command: list[str], run_dir: Path) -> int:
+    """Run ``command`` until the training in ``run_dir`` has ended; return the exit code."""
+    return supervise(command, run_dir)
 
 
 def ranks() -> Ranks | None:

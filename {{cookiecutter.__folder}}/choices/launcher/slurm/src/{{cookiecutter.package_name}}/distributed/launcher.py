@@ -55,7 +55,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return [*variables, "sbatch", "--parsable", *options, "scripts/train.sbatch", *settings]
 
 
-def start(command: list[str]) -> int:
+def start(command: list[str], run_dir: Path) -> int:
     """Submit the job and say how to follow it; return the exit code."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..checks import Check
 from ..config import PACKAGE, Ranks, Size
@@ -27,7 +28,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return ["python3", "-m", PACKAGE, "train", *settings]
 
 
-def start(command: list[str]) -> int:
+def start(command: list[str], run_dir: Path) -> int:
     """Become ``command``, so that its signals and its exit code are the training's own."""
     os.execvp(command[0], command)
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..checks import Check
 from ..config import PACKAGE, Ranks, Size
 from ..errors import UsageError
+from ..supervision import supervise
 from . import starter
 
 NAME = "torchrun"
@@ -68,9 +70,9 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return [*variables, *torchrun, "-m", PACKAGE, "train", *settings]
 
 
-def start(command: list[str]) -> int:
-    """Become ``command``, so that its signals and its exit code are torchrun's own."""
-    os.execvp(command[0], command)
+def start(command: list[str], run_dir: Path) -> int:
+    """Run ``command`` until the training in ``run_dir`` has ended; return the exit code."""
+    return supervise(command, run_dir)
 
 
 def ranks() -> Ranks | None:

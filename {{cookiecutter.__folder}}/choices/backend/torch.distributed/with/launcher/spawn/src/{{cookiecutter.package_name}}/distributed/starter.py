@@ -42,7 +42,7 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     done, stopped = (get_context("spawn").Value("i", 0) for _ in range(2))
     # When one ends early, spawn ends the others and tells about each of them.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    children = spawn(_child, (worker, done, stopped), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
+    children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for child in children.processes:
@@ -67,7 +67,10 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     return EXIT_RESUMABLE if stopped.value else 0
 
 
-def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any) -> None:
+def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, parent: int) -> None:
+    # It may have died before torch could ask the kernel to end this process then.
+    if os.getppid() != parent:
+        sys.exit(1)
     os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     code = worker()
     with done.get_lock():

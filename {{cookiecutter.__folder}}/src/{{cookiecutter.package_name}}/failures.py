@@ -1,0 +1,59 @@
+"""What is said of an exception that ends a training: one sentence, where it can be said in one."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def told_with_step(trainer: Any) -> Iterator[None]:
+    """Let an exception inside the ``with`` block know at which step of ignite's engine ``trainer`` it came."""
+    try:
+        yield
+    except Exception as error:
+        error.__dict__["step"] = trainer.state.iteration
+        raise
+
+
+def tell(error: Exception, rank: int, lost: str, find_silent: Callable[[], str]) -> None:
+    """Print what has ended this process.
+
+    Args:
+        lost: why an exchange with another process failed, if one did; that process says, or its launcher, what it was.
+        find_silent: returns a sentence on the ranks that do not answer; it may take some seconds.
+    """
+    step = getattr(error, "step", None)
+    at = f" at step {step}" if step else ""
+    sentence = explain(error)
+    if lost:
+        other = "does not answer" if "imed out" in lost else "is gone"
+        say(f"[rank {rank}] ends{at}, as another process {other}: {lost}")
+        if silent := find_silent():
+            say(f"[rank {rank}] {silent}")
+    elif sentence:
+        say(f"[rank {rank}] {sentence}")
+    else:
+        say(f"[rank {rank}] failed{at}:\n{traceback.format_exc().rstrip()}")
+
+
+def say(text: str) -> None:
+    """Print to standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def explain(error: Exception) -> str:
+    """Return what has happened and the fix, for what a machine does to a training; nothing for any other error."""
+    text = str(error).strip() or type(error).__name__
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in text:
+        fix = "lower data.batch_size, or raise optim.accumulation_steps"
+        return f"is out of memory ({text.splitlines()[0]}): {fix}"
+    # What torch says of a loader process that has ended.
+    if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):
+        fix = "if memory was short, lower data.num_workers; start again to resume"
+        return f"has lost its loader process {died[1]}, which was killed: {fix}"
+    return ""

@@ -1,0 +1,133 @@
+"""Files that are whole or absent, whatever happens while they are written; and the lock of a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from .errors import UsageError
+
+# The file of a run directory that is locked while a training writes there.
+LOCK = ".lock"
+# How long to wait for a process that still holds a lock, such as one that is being ended.
+LOCK_LIMIT_S = 10.0
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write; when it is on the disk, at the end of the ``with`` block, it takes the place of ``path``.
+
+    Neither a reader nor a machine that loses its power ever meets half of it.
+
+    Raises:
+        UsageError: if it cannot be written; ``path`` is as it was before.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _flush_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        # torch.save turns the error of a file into a RuntimeError.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        draft.unlink(missing_ok=True)
+        raise unwritable(path, cause) from None
+
+
+def write(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, as ``replacing`` does.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Wait until the names in the folder are on the disk too."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def unwritable(path: Path, error: OSError) -> UsageError:
+    """Return the sentence for a file that cannot be written in the middle of a training."""
+    fix = "make room for it there, or choose another train.run_dir"
+    return UsageError(f"{path} cannot be written ({error.strerror}): {fix}; older checkpoints are whole", 1)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what was being written when a process was killed."""
+    for draft in folder.glob(".*.part"):
+        draft.unlink(missing_ok=True)
+
+
+def damage(path: Path) -> str:
+    """Return in what a file of torch.save differs from what was written, or nothing; all of it is read."""
+    try:
+        # Its parts have checksums, at which torch itself does not look.
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        return str(error)
+    return f"its part {part} is not what was written" if part else ""
+
+
+def holder(path: Path) -> int | None:
+    """Return the process of this machine that holds the lock of ``path``, or None."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        words = path.read_text().split()
+        return int(words[1]) if words[-1:] == [platform.node()] else None
+    except OSError:
+        return None
+    return None
+
+
+def lock(path: Path) -> tuple[IO[str], str]:
+    """Lock a file until it is closed, at the latest by the kernel when this process ends.
+
+    Returns the file, and why it could not be locked where the file system has no locks, or nothing.
+
+    Raises:
+        UsageError: if another process holds the lock, after ten seconds.
+    """
+    file = path.open("a+")
+    deadline = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                holder = file.read().strip() or "another training"
+                file.close()
+                fix = "wait for it, end it, or choose another train.run_dir"
+                raise UsageError(
+                    f"{path.parent} is being written by {holder}: {fix}; remove {path} if there is no such process", 1
+                ) from None
+            time.sleep(0.1)
+        except OSError as error:
+            return file, str(error.strerror)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}")
+    file.flush()
+    return file, ""

@@ -1,0 +1,74 @@
+"""Stand over a launcher: let the training stop in order on a signal, and tell by the exit code how it ended.
+
+A launcher makes its own exit code of those of its processes, and may leave them no time for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from . import early_signals, storage
+from .config import EXIT_RESUMABLE
+
+POLL_S = 0.05
+
+
+def supervise(command: list[str], run_dir: Path) -> int:
+    """Run the launcher's command; return its exit code, or ``EXIT_RESUMABLE`` if the training stopped and can resume.
+
+    The first signal goes to rank 0, which agrees with all others to save a checkpoint and end; the launcher itself gets
+    the next one, or the first where rank 0 is not on this machine, or has not begun.
+    """
+    signals: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    for number in early_signals.STOP_SIGNALS:
+        signal.signal(number, remember)
+    marks = [run_dir / name for name in ("stopped", "summary.json")]
+    stopped, finished = before = [_written(mark) for mark in marks]
+    # In a session of its own, so that Ctrl-C reaches this process alone. It ends when this process is killed.
+    launcher = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=early_signals.die_with_parent,  # noqa: PLW1509 - it takes no lock that a thread may hold
+    )
+    passed_on = 0
+    while launcher.poll() is None:
+        if passed_on < len(signals):
+            passed_on += 1
+            rank_0 = storage.holder(run_dir / storage.LOCK) if passed_on == 1 else None
+            with suppress(ProcessLookupError):
+                # Unlike others, this one is caught from the start.
+                os.kill(rank_0 or launcher.pid, signal.SIGUSR1 if rank_0 else signal.SIGTERM)
+        stopped, finished = (_written(mark) for mark in marks)
+        if signals and stopped != before[0]:
+            # A launcher that starts anew what has ended is not to do so.
+            with suppress(ProcessLookupError):
+                launcher.terminate()
+            launcher.wait()
+        with suppress(subprocess.TimeoutExpired):
+            launcher.wait(POLL_S)
+    stopped, finished = (_written(mark) for mark in marks)
+    if stopped not in (None, before[0]):
+        return EXIT_RESUMABLE
+    code = launcher.returncode
+    if code == 0 and signals and finished == before[1]:
+        # Some take their processes that a signal has ended for done.
+        return 1
+    return code if code >= 0 else 128 - code
+
+
+def _written(file: Path) -> int | None:
+    """Return when a file was last written, in nanoseconds, or None if it is not there."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -1,0 +1,140 @@
+"""What becomes of a training when something around it breaks: one sentence, and nothing is lost."""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import FOLDERS, call, run, train
+from frame import distributed, objective, storage
+
+ONE = ("--distributed.nproc_per_node", "1")
+# Whose course does not depend on its length.
+CONSTANT = ("--optim.schedule", "constant", "--optim.warmup", "0 steps")
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_resumes(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "3")
+    parts = train(tmp_path / "parts", 1, *CONSTANT, "--train.epochs", "2")
+    newest = parts.checkpoint()
+    content = bytearray(newest.read_bytes())
+    weight = parts.weights()["head.weight"].numpy().tobytes()
+    content[content.index(weight)] ^= 1
+    newest.write_bytes(content)
+    refused = call("evaluate", "--checkpoint", str(newest), *ONE)
+    assert (refused.code, refused.errors.count("is damaged, or is no checkpoint")) == (2, 1), refused.errors
+    parts = train(tmp_path / "parts", 1, *CONSTANT, "--train.epochs", "3")
+    assert re.search(
+        r"last_32.pt is damaged .*renamed to last_32.pt.damaged: this run resumes from .*last_16.pt", parts.log
+    )
+    assert parts.summary["resumed_from"].endswith("last_16.pt")
+    assert [record["val_loss"] for record in parts.records] == [record["val_loss"] for record in whole.records]
+    for name, value in whole.weights().items():
+        assert torch.equal(parts.weights()[name], value)
+
+
+def test_a_second_training_in_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LOCK_LIMIT_S", 0.2)
+    trained = train(tmp_path / "run", 1, "--train.epochs", "1")
+    before = (trained.path / "config.yaml").read_text()
+    file, lacking = storage.lock(trained.path / ".lock")
+    assert lacking == ""
+    refused = call("train", "--train.run_dir", str(trained.path), "--train.epochs", "2", *ONE)
+    assert refused.code == 1
+    assert f"is being written by process {os.getpid()} on " in refused.errors
+    assert (trained.path / "config.yaml").read_text() == before
+    file.close()
+    assert train(tmp_path / "run", 1, "--train.epochs", "2").records[-1]["epoch"] == 2
+
+
+def test_a_file_system_without_locks_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: object, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    trained = train(tmp_path / "run", 1, "--train.max_iterations", "1")
+    assert "cannot be locked (Operation not supported): let no other training write there" in trained.log
+
+
+def test_a_full_disk_leaves_the_older_checkpoints(tmp_path: Path) -> None:
+    trained = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "1")
+    files = {file.name: file.read_bytes() for file in (trained.path / "checkpoints").iterdir()}
+    arguments = ["train", "--train.run_dir", str(trained.path), *CONSTANT, "--train.epochs", "2", *distributed.TRIAL]
+    # The kernel refuses to let a file grow beyond so many KiB.
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "limited", *distributed.local_command(1, arguments)]
+    full = run(limited, FOLDERS["small"])
+    assert full.code == 1
+    sentence = (
+        r"error: \S+/checkpoints/best_32.pt cannot be written \(File too large\): make room for it there, or .*\n"
+    )
+    assert re.search(sentence, full.errors), full.errors
+    assert "Traceback" not in full.errors
+    assert {file.name: file.read_bytes() for file in (trained.path / "checkpoints").iterdir()} == files
+    whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "2")
+    parts = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "2")
+    assert parts.records[-1]["val_loss"] == whole.records[-1]["val_loss"]
+
+
+def test_a_file_takes_the_place_of_another_only_when_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_disk(number: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    storage.write(tmp_path / "file", "old")
+    with monkeypatch.context() as breaking:
+        breaking.setattr(os, "fsync", broken_disk)
+        with pytest.raises(Exception, match=r"file cannot be written \(Input/output error\): make room"):
+            storage.write(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_is_removed_ends_the_training_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = objective.loss
+
+    def removing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        result: torch.Tensor = loss(outputs, targets)
+        return result
+
+    monkeypatch.setattr(objective, "loss", removing)
+    ended = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
+    assert (ended.code, ended.errors.count("cannot be written (No such file or directory)")) == (1, 1), ended.errors
+    assert "Traceback" not in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB."), "is out of memory .*: lower data.batch_size"),
+        (RuntimeError("CPU: can't allocate memory"), "is out of memory .*: lower data.batch_size"),
+        # Of the task itself: nobody is gone.
+        (ConnectionResetError("Connection reset by peer"), "failed at step 1:\nTraceback"),
+        (RuntimeError("Timed out waiting for the server"), "failed at step 1:\nTraceback"),
+    ],
+)
+def test_the_cause_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str) -> None:
+    def failing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(objective, "loss", failing)
+    ended = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
+    assert ended.code == 1
+    assert re.search(rf"^\[rank 0\] {sentence}", ended.errors, re.MULTILINE), ended.errors
+    assert "another process" not in ended.errors
+
+
+def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_KILLS_WORKER", "1")
+    arguments = ["train", "--train.run_dir", str(tmp_path / "run"), "--data.num_workers", "1", *distributed.TRIAL]
+    ended = run(distributed.local_command(1, arguments), FOLDERS["small"])
+    assert ended.code == 1
+    assert re.search(r"^\[rank 0\] has lost its loader process \d+, which was killed: ", ended.errors, re.MULTILINE)
+    assert "Traceback" not in ended.errors
