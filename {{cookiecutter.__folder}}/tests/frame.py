@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         evaluation,
         optimization,
         randomness,
+        run_directory,
         storage,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
@@ -35,6 +36,7 @@ else:
         evaluation,
         optimization,
         randomness,
+        run_directory,
         storage,
     )
     from small.__main__ import main
@@ -61,6 +63,7 @@ __all__ = [
     "objective",
     "optimization",
     "randomness",
+    "run_directory",
     "storage",
     "task_data",
     "task_model",

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import FOLDERS, call, run, train
-from frame import distributed, objective, storage
+from frame import distributed, errors, objective, run_directory, storage
 
 ONE = ("--distributed.nproc_per_node", "1")
 # Whose course does not depend on its length.
@@ -32,6 +33,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_resumes(tmp_path: 
         r"last_32.pt is damaged .*renamed to last_32.pt.damaged: this run resumes from .*last_16.pt", parts.log
     )
     assert parts.summary["resumed_from"].endswith("last_16.pt")
+    assert newest.with_name("last_32.pt.damaged").read_bytes() == content
     assert [record["val_loss"] for record in parts.records] == [record["val_loss"] for record in whole.records]
     for name, value in whole.weights().items():
         assert torch.equal(parts.weights()[name], value)
@@ -77,6 +79,13 @@ def test_a_full_disk_leaves_the_older_checkpoints(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "2")
     parts = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "2")
     assert parts.records[-1]["val_loss"] == whole.records[-1]["val_loss"]
+
+
+def test_a_log_that_cannot_be_written_ends_the_training_too(tmp_path: Path) -> None:
+    handler = run_directory.LogFile(tmp_path / "log.txt")
+    handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
+    with pytest.raises(errors.UsageError, match=r"log.txt cannot be written \(No space left on device\)"):
+        handler.emit(logging.makeLogRecord({"msg": "a line"}))
 
 
 def test_a_file_takes_the_place_of_another_only_when_it_is_on_the_disk(
