@@ -143,7 +143,7 @@ def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
     training.write_text(training.read_text() + "\n\nfrom . import failing\n")
     done = project.run("scripts/train.sh", limit_s=120)
     assert done.returncode == 1
-    assert done.stderr.count("[rank 1] failed:\nTraceback") == 1
+    assert done.stderr.count("[rank 1] failed at step 5:\nTraceback") == 1
     assert done.stderr.count("ValueError: what is really wrong\n") == 1
     others = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
     assert len(others) <= 1
