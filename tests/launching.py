@@ -1,5 +1,6 @@
 """Start a training as each launcher does, and wait for its end."""
 
+import os
 import re
 import subprocess
 import time
@@ -157,6 +158,18 @@ def worker_on(node: str) -> int | None:
         if "train" in words and "python" in words[0] and "torchrun" not in " ".join(words[:3]):
             return pid
     return None
+
+
+def listening_addresses(session: int) -> set[str]:
+    """Return the addresses, as /proc/net writes them, at which the processes of a session wait for others to connect."""
+    stats = {file.parent: file.read_text() for file in Path("/proc").glob("[0-9]*/stat")}
+    members = [folder for folder, stat in stats.items() if stat.rpartition(")")[2].split()[3] == str(session)]
+    links = [os.readlink(link) for folder in members for link in (folder / "fd").iterdir()]
+    sockets = {link.removeprefix("socket:[").removesuffix("]") for link in links}
+    rows = [
+        line.split() for kind in ("tcp", "tcp6") for line in Path("/proc/net", kind).read_text().splitlines()
+    ]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in sockets}
 
 
 def processes_with(word: str) -> list[int]:

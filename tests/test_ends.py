@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from baking import Target
 from installing import Installed, Installer
-from launching import processes_with, wait_for
+from launching import listening_addresses, processes_with, wait_for
 
 pytestmark = pytest.mark.executed
 
@@ -65,6 +65,15 @@ def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp
         if number != signal.SIGKILL:
             assert (code, (run / "stopped").exists()) == (85, True), number
         wait_for(lambda: not processes_with(str(project.path)), "the loader processes to end")
+
+
+def test_no_other_machine_can_connect_to_a_training_on_one(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    with training(project, tmp_path / "run") as process:
+        # 127.0.0.1
+        assert listening_addresses(process.pid) == {"0100007F"}
+        process.terminate()
+        process.wait(timeout=60)
 
 
 def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer, tmp_path: Path) -> None:

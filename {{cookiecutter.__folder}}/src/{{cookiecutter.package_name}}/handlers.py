@@ -140,7 +140,7 @@ class StopSignals:
     """Turns SIGTERM, SIGUSR1 and Ctrl-C into a checkpoint and an orderly end of all ranks.
 
     A signal may reach one rank only, so the ranks agree at every log point; it is caught during the training alone:
-    before and after, a signal ends the process at once.
+    before and after, a signal ends the process at once, but for a SIGUSR1 that early_signals.py keeps.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -23,7 +23,7 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
     world_size, batch_size = idist.get_world_size(), config.data.batch_size
     share = batch_size // world_size // config.optim.accumulation_steps
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    logger.info("data: %s, %s training and %s validation samples", data.title, len(data.train), len(data.val))
+    logger.info("data: %s, %s training and %s validation samples", title_of(data), len(data.train), len(data.val))
     logger.info("model: %s with %s parameters to learn", type(model).__name__, f"{parameters:,}")
     logger.info(
         "training: %s steps of %s samples, %s on each process; an epoch has %s steps, and leaves out %s samples, others each "
@@ -42,6 +42,11 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
         logger.info(
             "%s normalizes over %s samples at a time: another number of processes learns otherwise", kind, share
         )
+
+
+def title_of(data: Any) -> str:
+    """Return what the task calls its data, or the kind of its dataset."""
+    return str(getattr(data, "title", type(data.train).__name__))
 
 
 def tell_of_draws(trainer: Engine, config: Config) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 from .batches import TrainingBatches
 from .config import Config
 from .errors import UsageError
+from .introduction import title_of
 from .task.data import load
 
 EPOCHS = 2
@@ -25,7 +26,7 @@ def shards(config: Config, world_size: int) -> int:
         raise UsageError(f"--world-size is a number of processes, such as 2, not {world_size}")
     data = load(config.task)
     size = len(data.train)
-    table = Table(title=f"{data.title}: {size} samples, global batch {config.data.batch_size}", box=None)
+    table = Table(title=f"{title_of(data)}: {size} samples, global batch {config.data.batch_size}", box=None)
     for title in ("epoch", "rank", "samples", "first ones"):
         table.add_column(title, justify="right" if title != "first ones" else "left")
     orders = []

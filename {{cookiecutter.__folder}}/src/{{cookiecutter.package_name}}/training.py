@@ -22,7 +22,7 @@ from .engines import LOSSES, create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
-from .introduction import introduce, tell_of_draws
+from .introduction import introduce, tell_of_draws, title_of
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
 from .run_directory import RunDirectory, device_name
@@ -104,7 +104,7 @@ def train(run: RunDirectory, config: Config) -> int:
         run.refuse_changes()
         logger.info("%s is complete: raise train.epochs to train longer, or choose another train.run_dir", run.path)
         # It may have been killed between its last checkpoint and its summary.
-        return 0 if run.is_finished(trainer.state.iteration) else finish(run, plain_model, resumed_from, data.title)
+        return 0 if run.is_finished(trainer.state.iteration) else finish(run, plain_model, resumed_from, title_of(data))
 
     run.begin()
     signals = handlers.StopSignals(run.path)
@@ -174,7 +174,7 @@ def train(run: RunDirectory, config: Config) -> int:
     if signals.stopped:
         run.mark_stopped()
         return EXIT_RESUMABLE
-    return finish(run, plain_model, resumed_from, data.title)
+    return finish(run, plain_model, resumed_from, title_of(data))
 
 
 def prepare(model: nn.Module, config: Config, world_size: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from ..checks import Check
@@ -56,18 +58,38 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         raise UsageError(f"torch {torch.__version__} has no {config.backend}: {transport.FIX}", 1)
     transport.prepare()
     if ranks.world_size == ranks.local_world_size:
-        # On one machine they can meet anywhere; a launcher often has said where.
+        # On one machine they can meet anywhere; a launcher often has said where. No other machine has to reach them.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
+        for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     os.environ.update(RANK=str(ranks.rank), WORLD_SIZE=str(ranks.world_size), LOCAL_RANK=str(ranks.local_rank))
     device_id = torch.device("cuda", ranks.local_rank) if config.backend in transport.BOUND_TO_DEVICE else None
     try:
-        dist.init_process_group(config.backend, timeout=timedelta(seconds=config.timeout_s), device_id=device_id)
-    except (dist.DistNetworkError, dist.DistStoreError, ValueError) as error:
+        where: dict[str, Any] = {}
+        # torchrun serves a rendezvous of its own.
+        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and "TORCHELASTIC_RUN_ID" not in os.environ:
+            store = _local_store(ranks, config.timeout_s)
+            where = {"store": store, "rank": ranks.rank, "world_size": ranks.world_size}
+        timeout = timedelta(seconds=config.timeout_s)
+        dist.init_process_group(config.backend, timeout=timeout, device_id=device_id, **where)
+    except (dist.DistNetworkError, dist.DistStoreError, OSError, ValueError) as error:
         place = ":".join(os.environ.get(name, f"({name} is not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).strip().splitlines()[0]
         fix = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there"
         raise UsageError(f"the processes cannot meet at {place} ({reason}): {fix}", 1, ranks.local_rank) from None
+
+
+def _local_store(ranks: Ranks, timeout_s: float) -> TCPStore:
+    """Return the rendezvous at MASTER_PORT of this machine, which rank 0 serves to this machine alone.
+
+    Torch itself would serve it on every interface, to anyone.
+    """
+    port, serves = int(os.environ["MASTER_PORT"]), ranks.rank == 0
+    settings: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+    if serves:
+        settings["master_listen_fd"] = socket.create_server(("127.0.0.1", port)).detach()
+    return TCPStore("127.0.0.1", port, ranks.world_size, serves, **settings)
 
 
 def sync_batchnorm(model: nn.Module) -> nn.Module:
