@@ -53,7 +53,8 @@ def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:
     """
     if distributed.launched():
         return distributed.run(exchange, config, as_json)
-    nproc_per_node = config.distributed.nproc_per_node or size_here().nproc_per_node or 1
+    # None: as many as the backend finds devices.
+    nproc_per_node = config.distributed.nproc_per_node or size_here().nproc_per_node
     config = replace(config, distributed=replace(config.distributed, nproc_per_node=nproc_per_node))
     examined = examine(config, planned_size(nproc_per_node).world_sizes())
     if quiet:
@@ -62,7 +63,7 @@ def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:
     checks = list(examined)
     measured: dict[str, Any] = {}
     # Processes of this machine can exchange without the cluster.
-    if nproc_per_node > 1 and all(check.ok for check in checks if check.name != "cluster"):
+    if nproc_per_node != 1 and all(check.ok for check in checks if check.name != "cluster"):
         measured = _measure_here(config, nproc_per_node)
         checks += _exchange_checks(measured)
     failed = next((check for check in checks if not check.ok), None)
@@ -121,7 +122,7 @@ def _weights_difference_after_a_step(config: Config) -> float:
     return collectives.weights_difference(layer)
 
 
-def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
+def _measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     """Let processes of this machine exchange tensors; return what they measured, or what went wrong as ``error``."""
     settings = {"backend": config.distributed.backend, "device": config.distributed.device, "timeout_s": 60}
     options = [text for name, value in settings.items() for text in (f"--distributed.{name}", str(value))]
@@ -133,7 +134,7 @@ def _measure_here(config: Config, nproc_per_node: int) -> dict[str, Any]:
             output, errors = process.communicate(timeout=EXCHANGE_LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return {"error": f"{nproc_per_node} processes did not find each other within {EXCHANGE_LIMIT_S:.0f} s"}
+            return {"error": f"the processes did not find each other within {EXCHANGE_LIMIT_S:.0f} s"}
     if "{" not in output:
         said = [line for line in errors.splitlines() if "error:" in line.lower()] or errors.splitlines()
         return {"error": said[0].strip() if said else f"{command[0]} ended with {process.returncode}"}

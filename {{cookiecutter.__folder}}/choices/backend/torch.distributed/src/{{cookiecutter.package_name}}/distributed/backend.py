@@ -16,7 +16,6 @@ import ignite.distributed as idist
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
@@ -172,10 +171,17 @@ def silent_ranks() -> str:
     gone = [str(other) for other in range(world_size) if other not in here]
     if rank > here[0] or not gone:
         return ""
-    # Torch's flight recorder knows the last exchange.
-    last = json.loads(_dump_fr_trace_json(True, False))["entries"][-1]
-    where = f"{last['profiling_name']}, exchange {last['collective_seq_id']}"
-    return f"of {world_size} ranks, these did not come to {where}: {', '.join(gone)}"
+    return f"of {world_size} ranks, these did not come to {_last_exchange()}: {', '.join(gone)}"
+
+
+def _last_exchange() -> str:
+    """Return the exchange that this process began last, as far as torch's flight recorder knows it."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+    except ImportError:  # older versions of torch
+        return "an exchange"
+    entries = json.loads(_dump_fr_trace_json(True, False))["entries"]
+    return f"{entries[-1]['profiling_name']}, exchange {entries[-1]['collective_seq_id']}" if entries else "an exchange"
 
 
 def all_reduce_sum(tensor: Tensor) -> None:
