@@ -44,7 +44,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
-    session.run("pytest", "-n", "2", "-m", "not (executed or launches)", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "not (executed or launches or chaos)", *session.posargs)
 
 
 @nox.session
@@ -95,6 +95,14 @@ def launches(session: nox.Session) -> None:
     """Launch 200 trainings of two processes in a row: half an hour. Needs root, iproute2 and Slurm."""
     session.install("-r", "tests/requirements.txt")
     session.run("pytest", "-m", "launches", "--capture=no", *session.posargs)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Break trainings at random for half an hour, or -- HOURS: each must end as an undisturbed one."""
+    session.install("-r", "tests/requirements.txt")
+    hours = {"CHAOS_HOURS": session.posargs[0]} if session.posargs else {}
+    session.run("pytest", "-m", "chaos", "--capture=no", env=hours)
 
 
 @nox.session(venv_backend="none")

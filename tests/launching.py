@@ -1,17 +1,25 @@
 """Start a training as each launcher does, and wait for its end."""
 
+import json
 import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cluster
 import yaml
 from baking import Target
 from installing import COMMAND_LIMIT_S, Installed
 
+# Prints the weights of a checkpoint, bit by bit: python3 -c BYTES FILE.
+BYTES = """
+import sys, torch
+for name, tensor in torch.load(sys.argv[1], weights_only=True)["model"].items():
+    print(name, tensor.numpy().tobytes().hex())
+"""
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 
 
@@ -176,3 +184,11 @@ def processes_with(word: str) -> list[int]:
     """Return all processes of this machine whose command line holds ``word``."""
     everything = (int(process.name) for process in Path("/proc").glob("[0-9]*"))
     return [pid for pid in everything if word in cluster.command_line(pid)]
+
+
+def lines_without_speed(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a run, without what differs from one machine and one time to another."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [
+        {key: line[key] for key in line if key not in ("samples_per_second", "data_wait")} for line in lines
+    ]

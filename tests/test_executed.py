@@ -17,7 +17,7 @@ import pytest
 from baking import QUESTIONS, ROOT, SUPPORT, TARGETS, Target
 from conftest import Bake
 from installing import START, Installed, Installer
-from launching import processes_with, train, wait_for
+from launching import BYTES, lines_without_speed, processes_with, train, wait_for
 
 pytestmark = pytest.mark.executed
 
@@ -645,20 +645,6 @@ def test_every_other_task_is_learned_with_horovod(install: Installer, task: str,
     train(project, target, "--train.max_iterations", "20", processes="2")
     assert project.read_json("runs/default/summary.json")["weights_difference"] == 0.0
     check_evaluation(project, "runs/default", project.read_json("runs/default/summary.json"), [])
-
-
-BYTES = """
-import sys, torch
-for name, tensor in torch.load(sys.argv[1], weights_only=True)["model"].items():
-    print(name, tensor.numpy().tobytes().hex())
-"""
-
-
-def lines_without_speed(file: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [
-        {key: line[key] for key in line if key not in ("samples_per_second", "data_wait")} for line in lines
-    ]
 
 
 def test_the_tracker_and_the_notebook_show_a_training(install: Installer, tmp_path: Path) -> None:

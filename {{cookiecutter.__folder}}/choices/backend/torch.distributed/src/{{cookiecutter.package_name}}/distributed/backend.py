@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ..checks import Check
 from ..config import DistributedConfig, Ranks
 from ..errors import UsageError
-from . import transport
+from . import starter, transport
 
 Value = TypeVar("Value")
 
@@ -66,8 +66,7 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     device_id = torch.device("cuda", ranks.local_rank) if config.backend in transport.BOUND_TO_DEVICE else None
     try:
         where: dict[str, Any] = {}
-        # torchrun serves a rendezvous of its own.
-        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and not (starter.SERVES_RENDEZVOUS and starter.ranks()):
             store = _local_store(ranks, config.timeout_s)
             where = {"store": store, "rank": ranks.rank, "world_size": ranks.world_size}
         timeout = timedelta(seconds=config.timeout_s)

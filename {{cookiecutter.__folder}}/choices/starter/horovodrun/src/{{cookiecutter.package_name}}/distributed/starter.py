@@ -12,6 +12,7 @@ from . import transport
 # The kernel would send the signal when the thread of horovodrun that started the process ends, which is too early.
 DIES_WITH_PARENT = False
 STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
+SERVES_RENDEZVOUS = True  # for the processes that it starts
 
 
 def ranks() -> Ranks | None:

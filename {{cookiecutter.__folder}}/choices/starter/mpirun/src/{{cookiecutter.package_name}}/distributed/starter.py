@@ -14,6 +14,7 @@ from . import transport
 
 DIES_WITH_PARENT = True  # a process asks the kernel for that
 STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
+SERVES_RENDEZVOUS = False  # one of the processes does, where they need one
 # How a launcher names the rank, the world size, the local rank and the processes of a node.
 RANK_VARIABLES = (
     # a script that mpirun starts, for another MPI

@@ -10,6 +10,7 @@ from ..config import PACKAGE, DistributedConfig, Ranks
 
 DIES_WITH_PARENT = True  # a process asks the kernel for that
 STARTS_IN_TRAIN = False  # ``train`` runs in processes that are started before
+SERVES_RENDEZVOUS = True  # at MASTER_ADDR and MASTER_PORT, for the processes that it starts
 
 
 def ranks() -> Ranks | None:

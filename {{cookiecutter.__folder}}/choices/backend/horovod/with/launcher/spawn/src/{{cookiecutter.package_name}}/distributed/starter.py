@@ -11,6 +11,7 @@ from . import hardware
 
 DIES_WITH_PARENT = False  # Horovod ends what it has started
 STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
+SERVES_RENDEZVOUS = True  # Horovod does, for the processes that it starts
 
 
 def ranks() -> Ranks | None:

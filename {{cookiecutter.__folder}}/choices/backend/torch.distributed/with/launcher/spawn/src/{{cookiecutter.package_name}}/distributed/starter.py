@@ -16,6 +16,7 @@ from . import hardware
 
 DIES_WITH_PARENT = False  # torch's spawn does that
 STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
+SERVES_RENDEZVOUS = False  # one of the processes does
 
 
 def ranks() -> Ranks | None:

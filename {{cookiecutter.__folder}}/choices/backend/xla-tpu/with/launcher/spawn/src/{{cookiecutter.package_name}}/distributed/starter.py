@@ -11,6 +11,7 @@ from ..config import PACKAGE, DistributedConfig, Ranks
 
 DIES_WITH_PARENT = False  # torch_xla ends what it has started
 STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
+SERVES_RENDEZVOUS = True  # torch_xla does, for the processes that it starts
 
 # torch_xla may be asked for ranks only in a process that it has started: anywhere else, asking takes the device.
 _in_child = False
