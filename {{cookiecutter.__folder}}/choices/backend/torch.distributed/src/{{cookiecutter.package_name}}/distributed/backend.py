@@ -66,7 +66,8 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     device_id = torch.device("cuda", ranks.local_rank) if config.backend in transport.BOUND_TO_DEVICE else None
     try:
         where: dict[str, Any] = {}
-        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and not (starter.SERVES_RENDEZVOUS and starter.ranks()):
+        served = not transport.RENDEZVOUS or (starter.SERVES_RENDEZVOUS and starter.ranks())
+        if os.environ.get("MASTER_ADDR") == "127.0.0.1" and not served:
             store = _local_store(ranks, config.timeout_s)
             where = {"store": store, "rank": ranks.rank, "world_size": ranks.world_size}
         timeout = timedelta(seconds=config.timeout_s)
