@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
@@ -122,8 +123,8 @@ def test_a_folder_that_is_removed_ends_the_training_in_one_sentence(
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (torch.OutOfMemoryError("Tried to allocate 2 GiB."), "is out of memory .*: lower data.batch_size"),
-        (RuntimeError("CPU: can't allocate memory"), "is out of memory .*: lower data.batch_size"),
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB."), r"is out of memory \(it asked for 2 GiB more\): lower"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "is out of memory: lower data.batch_size"),
         # Of the task itself: nobody is gone.
         (ConnectionResetError("Connection reset by peer"), "failed at step 1:\nTraceback"),
         (RuntimeError("Timed out waiting for the server"), "failed at step 1:\nTraceback"),
@@ -145,5 +146,43 @@ def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, monkeypatch: p
     arguments = ["train", "--train.run_dir", str(tmp_path / "run"), "--data.num_workers", "1", *distributed.TRIAL]
     ended = run(distributed.local_command(1, arguments), FOLDERS["small"])
     assert ended.code == 1
-    assert re.search(r"^\[rank 0\] has lost its loader process \d+, which was killed: ", ended.errors, re.MULTILINE)
+    assert re.search(
+        r"^\[rank 0\] has lost its loader process \d+, which ended or was killed: ", ended.errors, re.MULTILINE
+    )
     assert "Traceback" not in ended.errors
+
+
+@pytest.mark.parametrize("content", ["", "{", "- 1", "\x00\x01"])
+def test_damaged_records_do_not_keep_a_run_from_resuming(tmp_path: Path, content: str) -> None:
+    whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "3")
+    parts = train(tmp_path / "parts", 1, *CONSTANT, "--train.epochs", "2")
+    for name in ("config.yaml", "summary.json", "metrics.jsonl", "steps.jsonl"):
+        (parts.path / name).write_text(content)
+    parts = train(tmp_path / "parts", 1, *CONSTANT, "--train.epochs", "3")
+    assert parts.summary["val_loss"] == whole.summary["val_loss"]
+    assert [record["epoch"] for record in parts.records] == [3]
+    assert "config.yaml is damaged" in parts.log
+    assert "metrics.jsonl has 0 of the 2 evaluations" in parts.log
+    for name, value in whole.weights().items():
+        assert torch.equal(parts.weights()[name], value)
+
+
+def test_a_checkpoint_without_its_settings_is_not_measured_with_others(tmp_path: Path) -> None:
+    trained = train(tmp_path / "run", 1, "--train.max_iterations", "1")
+    settings = (trained.path / "config.yaml").rename(tmp_path / "settings.yaml")
+    refused = call("evaluate", "--checkpoint", str(trained.path), *ONE)
+    assert (refused.code, refused.errors.count("config.yaml, which says how")) == (2, 1), refused.errors
+    measured = call("evaluate", "--checkpoint", str(trained.path), "--config", str(settings), *ONE)
+    assert json.loads(measured.output)["val_loss"] == trained.summary["val_loss"]
+
+
+def test_a_best_checkpoint_that_is_lost_is_told_of(tmp_path: Path) -> None:
+    # The first evaluation is the best.
+    worse = ("--optim.lr", "1", "--optim.name", "sgd", *CONSTANT, "--train.evaluate_every", "1 steps")
+    first = train(tmp_path / "run", 1, *worse, "--train.max_iterations", "2")
+    best = first.path / first.summary["best"]["checkpoint"]
+    best.write_bytes(best.read_bytes()[:-1])
+    more = train(tmp_path / "run", 1, *worse, "--train.max_iterations", "3")
+    assert re.search(r"best_\d.pt is damaged .*: the best one is lost", more.log)
+    found = more.summary["best"]["checkpoint"]
+    assert found is None or (more.path / found).exists()

@@ -108,14 +108,20 @@ def run_command(command: str, arguments: list[str]) -> int:
 
 
 def with_settings_of_the_run(arguments: list[str]) -> list[str]:
-    """Put the settings that the checkpoint was trained with first, so that the options given here can change them."""
+    """Put the settings that the checkpoint was trained with first, so that the options given here can change them.
+
+    Raises:
+        UsageError: if they are not beside the checkpoint, and none are given: others would measure something else.
+    """
     finder = argparse.ArgumentParser(add_help=False)
     finder.add_argument("--checkpoint")
     finder.add_argument("--config")
     given, _ = finder.parse_known_args(arguments)
     file = run_directory_of(given.checkpoint or "") / "config.yaml"
-    if given.config or not given.checkpoint or not file.exists():
+    if given.config or not given.checkpoint or not Path(given.checkpoint).exists():
         return arguments
+    if not file.exists():
+        raise UsageError(f"there is no {file}, which says how {given.checkpoint} was trained: give one by --config")
     return ["--config", str(file), "--distributed.nproc_per_node", "null", *arguments]
 
 

@@ -110,12 +110,19 @@ def _newest(folder: Path) -> Path | None:
     files = sorted(folder.glob("last_*.pt"), key=step_of)
     damaged: list[str] = []
     while files and (damage := storage.damage(files[-1])):
-        file = files.pop()
-        damaged.append(f"{file} is damaged ({damage}), and renamed to {file.name}.damaged")
-        file.rename(file.with_name(f"{file.name}.damaged"))
+        damaged.append(_put_aside(files.pop(), damage))
     if damaged:
         logger.warning("%s: this run resumes from %s", "; ".join(damaged), files[-1] if files else "its beginning")
+    for file in folder.glob("best_*.pt"):
+        if damage := storage.damage(file):
+            logger.warning("%s: the best one is lost", _put_aside(file, damage))
     return files[-1] if files else None
+
+
+def _put_aside(file: Path, damage: str) -> str:
+    """Give a damaged file another name; return what is to be said of it."""
+    file.rename(file.with_name(f"{file.name}.damaged"))
+    return f"{file} is damaged ({damage}), and renamed to {file.name}.damaged"
 
 
 def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:

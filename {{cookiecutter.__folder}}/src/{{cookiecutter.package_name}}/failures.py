@@ -31,7 +31,7 @@ def tell(error: Exception, rank: int, lost: str, find_silent: Callable[[], str])
     at = f" at step {step}" if step else ""
     sentence = explain(error)
     if lost:
-        other = "does not answer" if "imed out" in lost else "is gone"
+        other = "does not answer" if re.search("imed out|timeout", lost) else "is gone"
         say(f"[rank {rank}] ends{at}, as another process {other}: {lost}")
         if silent := find_silent():
             say(f"[rank {rank}] {silent}")
@@ -49,11 +49,12 @@ def say(text: str) -> None:
 def explain(error: Exception) -> str:
     """Return what has happened and the fix, for what a machine does to a training; nothing for any other error."""
     text = str(error).strip() or type(error).__name__
-    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in text:
+    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator: can't allocate" in text:
+        tried = re.search(r"ried to allocate ([\d.]+ \w+)", text)
         fix = "lower data.batch_size, or raise optim.accumulation_steps"
-        return f"is out of memory ({text.splitlines()[0]}): {fix}"
+        return f"is out of memory{f' (it asked for {tried[1]} more)' if tried else ''}: {fix}"
     # What torch says of a loader process that has ended.
     if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):
-        fix = "if memory was short, lower data.num_workers; start again to resume"
-        return f"has lost its loader process {died[1]}, which was killed: {fix}"
+        fix = "look at what it said; if memory was short, lower data.num_workers; start again to resume"
+        return f"has lost its loader process {died[1]}, which ended or was killed: {fix}"
     return ""

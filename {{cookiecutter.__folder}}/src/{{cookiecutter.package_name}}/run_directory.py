@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__package__)
 Record = dict[str, Any]
 
 # Settings that change where and how fast a training runs, not what it learns.
-HARMLESS = ("distributed.", "data.num_workers ", "train.resume ", "train.log_every ")
+HARMLESS = ("distributed.", "data.num_workers ", "train.resume ", "train.run_dir ", "train.log_every ")
 
 
 class LogFile(logging.FileHandler):
@@ -77,7 +78,7 @@ class RunDirectory:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
-                self.changes = changed_settings(yaml.safe_load((path / "config.yaml").read_text()), self.config)
+                self.changes = self._compare((path / "config.yaml").read_text())
         except UsageError as error:
             return str(error)
         except OSError as error:
@@ -87,6 +88,14 @@ class RunDirectory:
         if self.changes:
             self.warnings.append(f"settings changed since this run began: {', '.join(self.changes)}")
         return ""
+
+    def _compare(self, text: str) -> list[str]:
+        """Return how the settings differ from those in ``text``; where it is broken, warn and return none."""
+        try:
+            return changed_settings(dict(yaml.safe_load(text)), self.config)
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError):
+            self.warnings.append(f"{self.path / 'config.yaml'} is damaged: it is written again with these settings")
+            return []
 
     def close(self) -> None:
         """Let others write the folder."""
@@ -137,18 +146,18 @@ class RunDirectory:
         """Keep the records up to the checkpoint that is resumed; none, if the run was killed before it had one."""
         file = self.path / "metrics.jsonl"
         if file.exists():
-            records = [_from_json(line) for line in file.read_text().splitlines()]
+            records = _read_lines(file, ("iteration", "epoch", "train_loss", "val_loss", f"val_{objective.SCORE}"))
             self.records = [record for record in records if record["iteration"] <= iteration]
         file = self.path / "steps.jsonl"
         if self.writes and file.exists():
-            # Its last line may be half a one.
-            lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n")]
-            kept = [line for line in lines if json.loads(line)["iteration"] <= iteration]
-            storage.write(file, "".join(kept))
+            kept = [record for record in _read_lines(file, ("iteration",)) if record["iteration"] <= iteration]
+            storage.write(file, "".join(_to_json(record) + "\n" for record in kept))
 
     def append(self, record: Record) -> None:
         """Add one evaluation to metrics.jsonl."""
         self.records.append(record)
+        if math.isnan(record[f"val_{objective.SCORE}"]):
+            logger.warning("val_%s is not a number, so that this evaluation cannot be the best", objective.SCORE)
         if self.writes:
             for listener in self.listeners:
                 listener(record)
@@ -183,7 +192,7 @@ class RunDirectory:
     def is_finished(self, iteration: int) -> bool:
         """Tell every rank whether summary.json is that of so many steps."""
         file = self.path / "summary.json"
-        missing = self.writes and not (file.exists() and json.loads(file.read_text()).get("iteration") == iteration)
+        missing = self.writes and not (file.exists() and _iteration_in(file) == iteration)
         return not collectives.all_reduce_any(missing)
 
     def mark_stopped(self) -> None:
@@ -209,7 +218,10 @@ class RunDirectory:
         }
         if self.records:
             best, key = self.best(), f"val_{objective.SCORE}"
-            checkpoint = f"checkpoints/best_{best['iteration']}.pt"
+            checkpoint: str | None = f"checkpoints/best_{best['iteration']}.pt"
+            if not (self.path / str(checkpoint)).exists():
+                logger.warning("%s is lost: the best checkpoint that is left is of a worse evaluation", checkpoint)
+                checkpoint = None
             place["best"] = {**best, "checkpoint": checkpoint}
             draw_curves(self.records, self.path / "curves.png", title)
             text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
@@ -251,8 +263,27 @@ def _to_json(record: Record, indent: int | None = None) -> str:
     return json.dumps(valid(record), indent=indent, allow_nan=False)
 
 
-def _from_json(line: str) -> Record:
-    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+def _read_lines(file: Path, names: Sequence[str]) -> list[Record]:
+    """Return the records of a file that have these ``names``; warn of broken lines but half a last one, and leave them out."""
+    records, lines = [], file.read_text(errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            records.append({name: math.nan if value is None else value for name, value in record.items()})
+            for name in names:
+                float(records[-1][name])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            records = records[: number - 1]
+            logger.warning("line %s of %s is damaged, and left out with those after it", number, file)
+            break
+    return records
+
+
+def _iteration_in(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text()).get("iteration")
+    except (ValueError, AttributeError):
+        return None
 
 
 def step_of(checkpoint: Path) -> int:

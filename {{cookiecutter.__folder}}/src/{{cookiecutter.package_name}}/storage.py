@@ -67,8 +67,10 @@ def _flush_folder(folder: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> UsageError:
     """Return the sentence for a file that cannot be written in the middle of a training."""
-    fix = "make room for it there, or choose another train.run_dir"
-    return UsageError(f"{path} cannot be written ({error.strerror}): {fix}; older checkpoints are whole", 1)
+    fix = "make room for it there, or choose another train.run_dir; older checkpoints are whole"
+    if not path.parent.exists():
+        fix = "somebody has removed its folder; start again"
+    return UsageError(f"{path} cannot be written ({error.strerror}): {fix}", 1)
 
 
 def remove_drafts(folder: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,8 @@ from . import early_signals, storage
 from .config import EXIT_RESUMABLE
 
 POLL_S = 0.05
+# How long to wait for processes that the launcher has left alone.
+LEFT_ALONE_S = 60.0
 
 
 def supervise(command: list[str], run_dir: Path) -> int:
@@ -56,6 +59,10 @@ def supervise(command: list[str], run_dir: Path) -> int:
             launcher.wait()
         with suppress(subprocess.TimeoutExpired):
             launcher.wait(POLL_S)
+    # Where the launcher was killed, its processes may still be saving a checkpoint.
+    deadline = time.monotonic() + LEFT_ALONE_S
+    while launcher.returncode < 0 and storage.holder(run_dir / storage.LOCK) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
     stopped, finished = (_written(mark) for mark in marks)
     if stopped not in (None, before[0]):
         return EXIT_RESUMABLE

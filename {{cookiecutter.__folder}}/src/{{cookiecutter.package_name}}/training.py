@@ -100,6 +100,9 @@ def train(run: RunDirectory, config: Config) -> int:
             for group in optimizer.param_groups:
                 group["weight_decay"] = config.optim.weight_decay
     run.take_up_records(trainer.state.iteration)
+    evaluations = trainer.state.iteration // evaluate_every
+    if len(run.records) < evaluations and not run.changes:
+        logger.warning("metrics.jsonl has %s of the %s evaluations until now", len(run.records), evaluations)
     if trainer.state.iteration >= last_step or run.is_out_of_patience():
         run.refuse_changes()
         logger.info("%s is complete: raise train.epochs to train longer, or choose another train.run_dir", run.path)

@@ -146,7 +146,8 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
 def lost_peer(error: Exception) -> str:
     """Return what an exchange says that failed because of another process; nothing for any other error."""
     # What gloo throws names a file of its source, and ends with advice.
-    said = re.search(r"/gloo/\S+ (?:Read error \S+ )?(.*?)(?:\. This is typically|\n|$)", str(error))
+    said = re.search(r"^\[\S+/gloo/\S+ (?:Read error \S+ )?(.*?)(?:\. This is typically|\n|$)", str(error))
+    said = said or re.search("^(Application timeout caused pair closure)", str(error))
     if type(error) is RuntimeError and said:
         return said[1]
     if isinstance(error, dist.DistBackendError):

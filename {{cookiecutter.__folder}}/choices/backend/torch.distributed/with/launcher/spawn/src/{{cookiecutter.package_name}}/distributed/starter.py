@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from .. import early_signals
 from ..checks import Check, free_port, local_port_check
 from ..config import EXIT_RESUMABLE, PACKAGE, DistributedConfig, Ranks
 from . import hardware
@@ -50,10 +51,9 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
             if child.is_alive() and child.pid:
                 os.kill(child.pid, number)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGUSR1, pass_on)
-    # A terminal sends Ctrl-C to the children too: they write a checkpoint and end by themselves.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Also Ctrl-C, which a terminal sends to the children too: once more does no harm.
+    for number in early_signals.STOP_SIGNALS:
+        signal.signal(number, pass_on)
     try:
         while not children.join():
             pass
@@ -72,6 +72,7 @@ def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, 
     # It may have died before torch could ask the kernel to end this process then.
     if os.getppid() != parent:
         sys.exit(1)
+    early_signals.remember()
     os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     code = worker()
     with done.get_lock():
