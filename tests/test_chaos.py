@@ -111,9 +111,11 @@ def kill_one(life: Life, choose: random.Random) -> None:
 
 def hang_one(life: Life, choose: random.Random) -> None:
     """A process that hangs until the others have given up."""
-    pids = [pid for pid in life.pids() if life.process is None or pid != life.process.pid]
-    if pids:
-        end(choose.choice(pids), signal.SIGSTOP)
+    ranks = [
+        pid for pid in life.pids() if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    ]
+    if ranks:
+        end(choose.choice(ranks), signal.SIGSTOP)
 
 
 def damage_newest(life: Life, choose: random.Random) -> None:
@@ -161,7 +163,8 @@ def test_no_fault_changes_what_is_learned(
         launchers.remove("slurm")
     projects, expected = {}, {}
     for launcher in launchers:
-        projects[launcher] = install(Target("cpu", "gloo", launcher), tmp_path)
+        (tmp_path / launcher).mkdir()
+        projects[launcher] = install(Target("cpu", "gloo", launcher), tmp_path / launcher)
         life = Life(projects[launcher], launcher, tmp_path / f"undisturbed-{launcher}", workers=0)
         life.start()
         wait_for(life.has_ended, "the undisturbed training", 300)

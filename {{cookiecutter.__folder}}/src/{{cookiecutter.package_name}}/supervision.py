@@ -63,6 +63,8 @@ def supervise(command: list[str], run_dir: Path) -> int:
     deadline = time.monotonic() + LEFT_ALONE_S
     while launcher.returncode < 0 and storage.holder(run_dir / storage.LOCK) and time.monotonic() < deadline:
         time.sleep(POLL_S)
+    # Python itself would let them end this process while it exits.
+    early_signals.ignore_stop_signals()
     stopped, finished = (_written(mark) for mark in marks)
     if stopped not in (None, before[0]):
         return EXIT_RESUMABLE

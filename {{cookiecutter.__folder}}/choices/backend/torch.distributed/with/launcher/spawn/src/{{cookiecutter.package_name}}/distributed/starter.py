@@ -62,6 +62,9 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
             name = signal.Signals(-error.exit_code).name
             print(f"error: rank {error.error_index} was ended by {name}: start again to resume", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
+    finally:
+        # Python itself would let them end this process while it exits.
+        early_signals.ignore_stop_signals()
     if done.value < nproc:
         print("error: interrupted before a checkpoint was saved: start again", file=sys.stderr)
         return 1
