@@ -21,7 +21,9 @@ LONG = ["--task.dataset", "synthetic", "--task.synthetic_size", "512", "--train.
 
 @contextmanager
 def training(project: Installed, run: Path, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A long training in its second epoch, which writes to ``RUN.log``; at last, every process has to have ended."""
+    """A long training that has done an epoch, and writes to ``RUN.log``; at last, every process has to have ended."""
+    metrics = run / "metrics.jsonl"
+    before = metrics.read_text() if metrics.exists() else ""
     with run.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
             ["scripts/train.sh", "--train.run_dir", str(run), *LONG, *settings],
@@ -33,7 +35,7 @@ def training(project: Installed, run: Path, *settings: str) -> Iterator[subproce
             start_new_session=True,
         )
     try:
-        wait_for((run / "metrics.jsonl").exists, "the first epoch")
+        wait_for(lambda: metrics.exists() and metrics.read_text() > before, "an epoch")
         yield process
         wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
     finally:
@@ -51,10 +53,11 @@ def training(project: Installed, run: Path, *settings: str) -> Iterator[subproce
     ],
 )
 def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp_path: Path) -> None:
+    """The first signal stops a training, the next ones stop the resumed ones."""
     backend = "horovod" if launcher == "horovodrun" else "gloo"
     project = install(Target("cpu", backend, launcher), tmp_path)
+    run = tmp_path / "run"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL):
-        run = tmp_path / f"run-{number.name}"
         with training(project, run, "--data.num_workers", "1") as process:
             if number == signal.SIGINT:
                 # A terminal sends Ctrl-C to all processes of the command.

@@ -29,13 +29,12 @@ def tell(error: Exception, rank: int, lost: str, find_silent: Callable[[], str])
     """
     step = getattr(error, "step", None)
     at = f" at step {step}" if step else ""
-    sentence = explain(error)
     if lost:
         other = "does not answer" if re.search("imed out|timeout", lost) else "is gone"
         say(f"[rank {rank}] ends{at}, as another process {other}: {lost}")
         if silent := find_silent():
             say(f"[rank {rank}] {silent}")
-    elif sentence:
+    elif sentence := explain(error):
         say(f"[rank {rank}] {sentence}")
     else:
         say(f"[rank {rank}] failed{at}:\n{traceback.format_exc().rstrip()}")

@@ -146,19 +146,35 @@ class RunDirectory:
         """Keep the records up to the checkpoint that is resumed; none, if the run was killed before it had one."""
         file = self.path / "metrics.jsonl"
         if file.exists():
-            records = _read_lines(file, ("iteration", "epoch", "train_loss", "val_loss", f"val_{objective.SCORE}"))
+            records = self._read_lines(file, ("iteration", "epoch", "train_loss", "val_loss", f"val_{objective.SCORE}"))
             self.records = [record for record in records if record["iteration"] <= iteration]
         file = self.path / "steps.jsonl"
         if self.writes and file.exists():
-            kept = [record for record in _read_lines(file, ("iteration",)) if record["iteration"] <= iteration]
+            kept = [record for record in self._read_lines(file, ("iteration",)) if record["iteration"] <= iteration]
             storage.write(file, "".join(_to_json(record) + "\n" for record in kept))
+
+    def _read_lines(self, file: Path, names: Sequence[str]) -> list[Record]:
+        """Return the records of a file up to the first that lacks a number of these ``names``, which rank 0 warns of."""
+        records: list[Record] = []
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(keepends=True), 1):
+            try:
+                record = _from_json(line)
+                for name in names:
+                    float(record[name])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                # A kill leaves half a last line.
+                if self.writes and line.endswith("\n"):
+                    logger.warning("line %s of %s is damaged, and left out with those after it", number, file)
+                break
+            records.append(record)
+        return records
 
     def append(self, record: Record) -> None:
         """Add one evaluation to metrics.jsonl."""
         self.records.append(record)
-        if math.isnan(record[f"val_{objective.SCORE}"]):
-            logger.warning("val_%s is not a number, so that this evaluation cannot be the best", objective.SCORE)
         if self.writes:
+            if math.isnan(record[f"val_{objective.SCORE}"]):
+                logger.warning("val_%s is not a number, so that this evaluation cannot be the best", objective.SCORE)
             for listener in self.listeners:
                 listener(record)
             lines = "".join(_to_json(record) + "\n" for record in self.records)
@@ -263,20 +279,8 @@ def _to_json(record: Record, indent: int | None = None) -> str:
     return json.dumps(valid(record), indent=indent, allow_nan=False)
 
 
-def _read_lines(file: Path, names: Sequence[str]) -> list[Record]:
-    """Return the records of a file that have these ``names``; warn of broken lines but half a last one, and leave them out."""
-    records, lines = [], file.read_text(errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            records.append({name: math.nan if value is None else value for name, value in record.items()})
-            for name in names:
-                float(records[-1][name])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            records = records[: number - 1]
-            logger.warning("line %s of %s is damaged, and left out with those after it", number, file)
-            break
-    return records
+def _from_json(line: str) -> Record:
+    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
 
 def _iteration_in(file: Path) -> Any:

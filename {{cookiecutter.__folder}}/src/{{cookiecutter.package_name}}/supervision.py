@@ -34,8 +34,7 @@ def supervise(command: list[str], run_dir: Path) -> int:
 
     for number in early_signals.STOP_SIGNALS:
         signal.signal(number, remember)
-    marks = [run_dir / name for name in ("stopped", "summary.json")]
-    stopped, finished = before = [_written(mark) for mark in marks]
+    stopped, finished = Mark(run_dir / "stopped"), Mark(run_dir / "summary.json")
     # In a session of its own, so that Ctrl-C reaches this process alone. It ends when this process is killed.
     launcher = subprocess.Popen(
         command,
@@ -51,12 +50,9 @@ def supervise(command: list[str], run_dir: Path) -> int:
             with suppress(ProcessLookupError):
                 # Unlike others, this one is caught from the start.
                 os.kill(rank_0 or launcher.pid, signal.SIGUSR1 if rank_0 else signal.SIGTERM)
-        stopped, finished = (_written(mark) for mark in marks)
-        if signals and stopped != before[0]:
-            # A launcher that starts anew what has ended is not to do so.
-            with suppress(ProcessLookupError):
-                launcher.terminate()
-            launcher.wait()
+        elif len(signals) == 1 and stopped.is_new():
+            # A launcher that starts anew what has ended is not to do so: as if a second signal had come.
+            signals.append(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             launcher.wait(POLL_S)
     # Where the launcher was killed, its processes may still be saving a checkpoint.
@@ -65,19 +61,29 @@ def supervise(command: list[str], run_dir: Path) -> int:
         time.sleep(POLL_S)
     # Python itself would let them end this process while it exits.
     early_signals.ignore_stop_signals()
-    stopped, finished = (_written(mark) for mark in marks)
-    if stopped not in (None, before[0]):
+    if stopped.is_new():
         return EXIT_RESUMABLE
     code = launcher.returncode
-    if code == 0 and signals and finished == before[1]:
+    if code == 0 and signals and not finished.is_new():
         # Some take their processes that a signal has ended for done.
         return 1
     return code if code >= 0 else 128 - code
 
 
-def _written(file: Path) -> int | None:
-    """Return when a file was last written, in nanoseconds, or None if it is not there."""
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return None
+class Mark:
+    """A file that the training writes at its end; a former training may have left one."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.before = self._written()
+
+    def is_new(self) -> bool:
+        """Tell whether the file was written since this object was made."""
+        return self._written() not in (None, self.before)
+
+    def _written(self) -> int | None:
+        """Return when the file was last written, in nanoseconds, or None if it is not there."""
+        try:
+            return self.file.stat().st_mtime_ns
+        except OSError:
+            return None

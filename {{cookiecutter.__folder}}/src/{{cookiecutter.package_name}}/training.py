@@ -101,7 +101,7 @@ def train(run: RunDirectory, config: Config) -> int:
                 group["weight_decay"] = config.optim.weight_decay
     run.take_up_records(trainer.state.iteration)
     evaluations = trainer.state.iteration // evaluate_every
-    if len(run.records) < evaluations and not run.changes:
+    if run.writes and len(run.records) < evaluations and not run.changes:
         logger.warning("metrics.jsonl has %s of the %s evaluations until now", len(run.records), evaluations)
     if trainer.state.iteration >= last_step or run.is_out_of_patience():
         run.refuse_changes()

@@ -160,17 +160,20 @@ def silent_ranks() -> str:
 
     The first of those that came says it.
     """
+    if not dist.is_initialized():
+        return ""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     store.set_timeout(timedelta(seconds=ROLL_CALL_S))
     try:
         store.set(f"waits/{rank}", "")
         time.sleep(ROLL_CALL_S)
-        here = [other for other in range(world_size) if store.check([f"waits/{other}"])]
+        if any(store.check([f"waits/{lower}"]) for lower in range(rank)):
+            return ""
+        gone = [str(other) for other in range(world_size) if not store.check([f"waits/{other}"])]
     except (dist.DistNetworkError, dist.DistStoreError):
         return "the process that keeps the store does not answer: it is that of rank 0, or the launcher"
-    gone = [str(other) for other in range(world_size) if other not in here]
-    if rank > here[0] or not gone:
+    if not gone:
         return ""
     return f"of {world_size} ranks, these did not come to {_last_exchange()}: {', '.join(gone)}"
 
