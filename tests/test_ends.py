@@ -67,6 +67,8 @@ def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp
             code = process.wait(timeout=60)
         if number != signal.SIGKILL:
             assert (code, (run / "stopped").exists()) == (85, True), number
+            # What was stopped in order has not failed.
+            assert "Traceback" not in run.with_suffix(".log").read_text(), number
         wait_for(lambda: not processes_with(str(project.path)), "the loader processes to end")
 
 

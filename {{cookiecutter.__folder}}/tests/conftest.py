@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from frame import config, distributed, doctor
+from frame import command_line, distributed, doctor
 from jsonargparse import ArgumentParser
 
 PACKAGE = "{{ cookiecutter.package_name }}"
@@ -77,10 +77,10 @@ def run(command: list[str], folder: Path = PROJECT) -> Answer:
 def reason_not_to_start(processes: int) -> str:
     """Return why so many processes of this project cannot run on this machine, or nothing."""
     parser = ArgumentParser(exit_on_error=False)
-    config.add_settings(parser)
+    command_line.add_settings(parser)
     nproc = ["--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes)]
     with working_in(FOLDERS["small"]):
-        settings, _ = config.parse(parser, [*nproc, *distributed.TRIAL])
+        settings, _ = command_line.parse(parser, [*nproc, *distributed.TRIAL])
     # These processes need this machine alone, not the cluster.
     examined = doctor.examine(distributed.resolve(settings), [processes])
     needed = (check for check in examined if check.name != "cluster")

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from {{ cookiecutter.package_name }} import (
         batches,
         checks,
+        command_line,
         config,
         curves,
         distributed,
@@ -26,6 +27,7 @@ else:
     from small import (
         batches,
         checks,
+        command_line,
         config,
         curves,
         distributed,
@@ -51,6 +53,7 @@ __all__ = [
     "backend",
     "batches",
     "checks",
+    "command_line",
     "config",
     "curves",
     "distributed",

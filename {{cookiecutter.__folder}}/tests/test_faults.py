@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FOLDERS, call, run, train
-from frame import distributed, errors, objective, run_directory, storage
+from conftest import FOLDERS, call, reason_not_to_start, run, train
+from frame import batches, distributed, errors, objective, run_directory, storage
 
 ONE = ("--distributed.nproc_per_node", "1")
 # Whose course does not depend on its length.
@@ -150,6 +150,23 @@ def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, monkeypatch: p
         r"^\[rank 0\] has lost its loader process \d+, which ended or was killed: ", ended.errors, re.MULTILINE
     )
     assert "Traceback" not in ended.errors
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_sample_that_cannot_be_read_is_named_by_the_process_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    if reason := reason_not_to_start(processes):
+        pytest.skip(reason)
+    # Rank 0 does not read it, if there is another rank.
+    order = batches.TrainingBatches(1024, 64, rank=processes - 1, world_size=processes, seed=0)
+    monkeypatch.setenv("SMALL_LACKS_SAMPLE", str(next(iter(order)).indices[-1]))
+    arguments = ["train", "--train.run_dir", str(tmp_path / "run"), "--data.num_workers", "1", *distributed.TRIAL]
+    ended = run(distributed.local_command(processes, arguments), FOLDERS["small"])
+    assert ended.code == 1
+    told = re.findall(r"^error: .*", ended.errors, re.MULTILINE)
+    assert [re.sub(r"\d+", "N", line) for line in told] == ["error: sample N is damaged: mend it"], ended.errors
+    assert "Caught" not in ended.errors
 
 
 @pytest.mark.parametrize("content", ["", "{", "- 1", "\x00\x01"])

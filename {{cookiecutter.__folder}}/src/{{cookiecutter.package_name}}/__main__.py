@@ -10,7 +10,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from . import distributed, early_signals
-from .config import add_settings, parse
+from .command_line import add_settings, parse
 from .distributed import hardware, starter
 from .errors import UsageError
 from .launch import launch
@@ -114,11 +114,11 @@ def with_settings_of_the_run(arguments: list[str]) -> list[str]:
         UsageError: if they are not beside the checkpoint, and none are given: others would measure something else.
     """
     finder = argparse.ArgumentParser(add_help=False)
-    finder.add_argument("--checkpoint")
-    finder.add_argument("--config")
+    finder.add_argument("--checkpoint", nargs="?")
+    finder.add_argument("--config", nargs="?", const="")
     given, _ = finder.parse_known_args(arguments)
     file = run_directory_of(given.checkpoint or "") / "config.yaml"
-    if given.config or not given.checkpoint or not Path(given.checkpoint).exists():
+    if given.config is not None or not given.checkpoint or not os.path.exists(given.checkpoint):
         return arguments
     if not file.exists():
         raise UsageError(f"there is no {file}, which says how {given.checkpoint} was trained: give one by --config")
@@ -128,7 +128,7 @@ def with_settings_of_the_run(arguments: list[str]) -> list[str]:
 def run_directory_of(checkpoint: str) -> Path:
     """Return the folder of the run that a checkpoint belongs to, or that folder itself."""
     path = Path(checkpoint).absolute()
-    return path if path.is_dir() else path.parent.parent
+    return path if os.path.isdir(path) else path.parent.parent
 
 
 def best_of(checkpoint: str) -> str:
@@ -137,7 +137,7 @@ def best_of(checkpoint: str) -> str:
     Raises:
         UsageError: if the folder has none.
     """
-    if not Path(checkpoint).is_dir():
+    if not os.path.isdir(checkpoint):
         return checkpoint
     found = sorted(Path(checkpoint).glob("checkpoints/best_*.pt"), key=lambda file: file.stat().st_mtime)
     if not found:

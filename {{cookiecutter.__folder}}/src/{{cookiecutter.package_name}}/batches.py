@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 from .checks import batch_check, require
 from .early_signals import ignore_stop_signals
-from .errors import UsageError
+from .errors import SampleError, UsageError
 from .randomness import have_been_used, mix, sample_seeds, seed_samples, stream, watch_draws
 from .task import data as task_data
 
@@ -193,7 +193,7 @@ class Reader:
     draws depends on the seed, the epoch and the first sample of the batch.
 
     Raises:
-        UsageError: if a dataset without seeds draws numbers for a whole batch.
+        SampleError: if a dataset without seeds draws numbers for a whole batch, or raises a UsageError itself.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -210,8 +210,11 @@ class Reader:
         self.collate = getattr(task_data, "collate", default_collate)
 
     def __getitems__(self, share: Share) -> Any:
-        samples = self.read(share)
-        return self.join(samples, share) if isinstance(samples, list) else samples
+        try:
+            samples = self.read(share)
+            return self.join(samples, share) if isinstance(samples, list) else samples
+        except UsageError as error:
+            raise SampleError(str(error)) from None
 
     def read(self, share: Share) -> Any:
         """Return a list of samples, or a batch, with the random numbers that belong to them."""

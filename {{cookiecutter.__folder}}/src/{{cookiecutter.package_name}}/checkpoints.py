@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,9 +87,6 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank, as ``train.resume`` says.
 
     A damaged one gets another name, and the one before it is taken.
-
-    Raises:
-        UsageError: if the file that was asked for is not there.
     """
     resume = run.config.train.resume
     found: Path | None = None
@@ -96,8 +94,6 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
         found = _newest(run.checkpoints) if run.writes else None
     elif resume != "none":
         found = Path(resume)
-        if not found.is_file():
-            raise UsageError(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
     if idist.get_world_size() > 1:
         # A node with an older view of the file system must not start from another one.
         found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
@@ -131,7 +127,7 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     Raises:
         UsageError: if the file is not a checkpoint of this model, or is not as it was written.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
     if damage := storage.damage(path):
         raise UsageError(f"{path} is damaged, or is no checkpoint ({damage}): choose another one of a run")

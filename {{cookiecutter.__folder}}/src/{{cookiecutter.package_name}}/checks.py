@@ -54,7 +54,7 @@ def batch_check(batch_size: int, world_sizes: Sequence[int], accumulation_steps:
 
 def run_dir_check(run_dir: Path) -> Check:
     """Tell whether the run directory, or the folder in which it will be made, can be written."""
-    existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if folder.exists())
+    existing = next(folder for folder in (run_dir, *run_dir.absolute().parents) if os.path.exists(folder))
     try:
         with tempfile.TemporaryFile(dir=existing):
             return Check("run directory", True, f"{run_dir} can be written")

@@ -1,25 +1,19 @@
-"""Every setting of a training that is not the task's, its default, unit and meaning; and the command line for all."""
+"""Every setting of a training that is not the task's, its default, unit and meaning."""
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Literal, NamedTuple
 
-from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
-
-from .errors import UsageError
-from .task import settings as task_settings
 from .task.settings import TaskConfig
 
 PACKAGE = str(__package__)
 # The exit code of a training that stopped on a signal after a checkpoint: the same command resumes it.
 EXIT_RESUMABLE = 85
-DEFAULT_CONFIG = Path("configs/default.yaml")
+# A variable that tells the processes of a training that another one sees to that exit code: they may end with 0 then.
+SUPERVISED = f"{PACKAGE.upper()}_SUPERVISED"
 PERIOD = re.compile(r"(\d+(?:\.\d+)?) *(steps?|epochs?)")
 
 
@@ -34,7 +28,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _require_at_least(1, data__batch_size=self.batch_size)
-        _require_at_least(0, data__num_workers=self.num_workers)
+        if not 0 <= self.num_workers <= 256:
+            raise ValueError(f"data.num_workers must be between 0 and 256, not {self.num_workers}")
 
 
 @dataclass(frozen=True)
@@ -192,40 +187,6 @@ SECTIONS = {
 }
 
 
-def add_settings(parser: ArgumentParser) -> None:
-    """Give ``parser`` the option --config and one option --section.field for every setting."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser.add_argument("--config", action="config", help=f"YAML file of settings (default: {DEFAULT_CONFIG})")
-    for name, section in SECTIONS.items():
-        parser.add_class_arguments(section, name)
-
-
-def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
-    """Read ``arguments``: a file given by --config, else configs/default.yaml if it exists, then the options.
-
-    An option wins over a file wherever it stands.
-
-    Returns the settings and the values of the parser's other options.
-
-    Raises:
-        UsageError: for an unknown key or a bad value, with the valid ones.
-    """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", action="append", default=[])
-    given, options = finder.parse_known_args(arguments)
-    files = given.config or ([str(DEFAULT_CONFIG)] if DEFAULT_CONFIG.exists() else [])
-    arguments = [text for file in files for text in ("--config", file)] + options
-    try:
-        namespace = parser.parse_args(arguments)
-        values = parser.instantiate(namespace).as_dict()
-        config = Config(**{name: values.pop(name) for name in SECTIONS})
-        # A task may refuse settings that do not fit together.
-        getattr(task_settings, "validate", lambda config: None)(config)
-    except (ArgumentError, ValueError) as error:
-        raise UsageError(_sentence(str(error))) from None
-    return config, values
-
-
 def to_dict(config: Config) -> dict[str, dict[str, object]]:
     """Return the settings as plain values, by section and field."""
     return asdict(config)
@@ -259,22 +220,3 @@ def _require_at_least(least: int, **values: float) -> None:
     for name, value in values.items():
         if value < least:
             raise ValueError(f"{name.replace('__', '.')} must be at least {least}, not {value}")
-
-
-def _sentence(message: str) -> str:
-    """Turn a parser's message into one sentence that names the valid settings or values."""
-    if match := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.-]+)", message):
-        key = match[1]
-        section = key.partition(".")[0]
-        settings = [f"{name}.{item.name}" for name, cls in SECTIONS.items() for item in fields(cls)]
-        # The right name in no section, or in another one.
-        near = [name for name in settings if name.endswith(f".{key.rpartition('.')[2]}")]
-        near = near or difflib.get_close_matches(key, settings, n=1, cutoff=0.85)
-        valid = [name for name in settings if name.startswith(f"{section}.")] or list(SECTIONS)
-        hint = f"did you mean {near[0]}? " if near else ""
-        return f"there is no setting {key}: {hint}the valid ones are {', '.join(valid)}"
-    message = re.sub(r'^Parser key "([\w.]+)":\s*', r"\1: ", message.strip())
-    message = message.replace("typing.Literal", "one of ").replace("Expected a ", "expected ")
-    message = re.sub(r"<class '(\w+)'>", r"\1", message)
-    message = re.sub(r"Does not validate against any of the Union.*", "not a valid value", message, flags=re.DOTALL)
-    return re.sub(r"\s*\n\s*", " ", message).replace(". Got value: ", ", not ")

@@ -14,3 +14,10 @@ class UsageError(Exception):
         super().__init__(sentence)
         self.exit_code = exit_code
         self.local_rank = local_rank
+
+
+class SampleError(UsageError):
+    """A UsageError that came while samples were read: other processes read others, so the one that has it says it."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, exit_code=1)

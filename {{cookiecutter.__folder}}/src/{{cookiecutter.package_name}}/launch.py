@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser
 
 from . import distributed
 from .checks import Check, batch_check, number_in_environment, require, run_dir_check
-from .config import PACKAGE, Config, DistributedConfig, Size, add_settings, parse
+from .command_line import add_settings, parse
+from .config import PACKAGE, Config, DistributedConfig, Size
 from .distributed import hardware, launcher, starter, transport
 from .errors import UsageError
 from .task import settings as task_settings

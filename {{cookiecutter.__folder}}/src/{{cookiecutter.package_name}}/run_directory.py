@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -72,8 +73,10 @@ class RunDirectory:
     def _open(self) -> str:
         """Make the folder; return why it cannot be used, or nothing."""
         path, resume = self.path, self.config.train.resume
-        if resume == "none" and (path / "config.yaml").exists():
+        if resume == "none" and os.path.exists(path / "config.yaml"):
             return f"{path} holds a run already: choose another train.run_dir, or --train.resume auto to resume it"
+        if resume not in ("auto", "none") and not os.path.isfile(resume):
+            return f"train.resume {resume} is not a file: choose auto, none or a checkpoint"
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock, lacking = storage.lock(path / storage.LOCK)

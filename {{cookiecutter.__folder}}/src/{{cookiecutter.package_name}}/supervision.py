@@ -14,18 +14,19 @@ from pathlib import Path
 from types import FrameType
 
 from . import early_signals, storage
-from .config import EXIT_RESUMABLE
+from .config import EXIT_RESUMABLE, SUPERVISED
 
 POLL_S = 0.05
 # How long to wait for processes that the launcher has left alone.
 LEFT_ALONE_S = 60.0
 
 
-def supervise(command: list[str], run_dir: Path) -> int:
+def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
     """Run the launcher's command; return its exit code, or ``EXIT_RESUMABLE`` if the training stopped and can resume.
 
     The first signal goes to rank 0, which agrees with all others to save a checkpoint and end; the launcher itself gets
-    the next one, or the first where rank 0 is not on this machine, or has not begun.
+    the next one, or the first where rank 0 is not on this machine, or has not begun. ``restarts`` is whether the launcher
+    starts anew what has ended; one that does not is told of no failure where there is none.
     """
     signals: list[int] = []
 
@@ -40,6 +41,7 @@ def supervise(command: list[str], run_dir: Path) -> int:
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        env=dict(os.environ) if restarts else {**os.environ, SUPERVISED: "1"},
         preexec_fn=early_signals.die_with_parent,  # noqa: PLW1509 - it takes no lock that a thread may hold
     )
     passed_on = 0
@@ -50,8 +52,8 @@ def supervise(command: list[str], run_dir: Path) -> int:
             with suppress(ProcessLookupError):
                 # Unlike others, this one is caught from the start.
                 os.kill(rank_0 or launcher.pid, signal.SIGUSR1 if rank_0 else signal.SIGTERM)
-        elif len(signals) == 1 and stopped.is_new():
-            # A launcher that starts anew what has ended is not to do so: as if a second signal had come.
+        elif restarts and len(signals) == 1 and stopped.is_new():
+            # As if a second signal had come.
             signals.append(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             launcher.wait(POLL_S)

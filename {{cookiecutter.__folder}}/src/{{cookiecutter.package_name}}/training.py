@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from pathlib import Path
 
 import ignite.distributed as idist
@@ -16,7 +17,7 @@ from torch import nn
 from . import checkpoints, collectives, handlers
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
 from .checks import batch_check, require
-from .config import EXIT_RESUMABLE, Config, steps_of
+from .config import EXIT_RESUMABLE, SUPERVISED, Config, steps_of
 from .distributed import backend
 from .engines import LOSSES, create_trainer
 from .errors import UsageError
@@ -36,7 +37,7 @@ logger = logging.getLogger(__package__)
 def training(local_rank: int, config: Config) -> int:
     """Train, evaluate as often as ``train.evaluate_every`` says and at the end, and write the run directory.
 
-    Returns the exit code: 0, or ``EXIT_RESUMABLE`` after a signal.
+    Returns the exit code: 0, or ``EXIT_RESUMABLE`` after a signal, if nobody else returns it.
 
     Raises:
         UsageError: if the settings cannot work with these processes, data or checkpoints.
@@ -176,7 +177,8 @@ def train(run: RunDirectory, config: Config) -> int:
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     if signals.stopped:
         run.mark_stopped()
-        return EXIT_RESUMABLE
+        # On other nodes, this node's supervision may not see the mark in time.
+        return 0 if os.environ.get(SUPERVISED) and idist.get_nnodes() == 1 else EXIT_RESUMABLE
     return finish(run, plain_model, resumed_from, title_of(data))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..checks import Check, processes, refuse_foreign_launchers
 from ..config import PACKAGE, Config, DistributedConfig
-from ..errors import UsageError
+from ..errors import SampleError, UsageError
 from ..failures import say, tell
 from . import hardware, launcher, starter, transport
 
@@ -134,9 +134,9 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
             raise UsageError(f"{processes([wanted])} per node asked for, {started} started: run scripts/train.sh", 1)
         return function(idist.get_local_rank(), config, *arguments)
     except UsageError as error:
-        if (ranks.local_rank if ranks else 0) == error.local_rank:
+        if isinstance(error, SampleError) or (ranks.local_rank if ranks else 0) == error.local_rank:
             # Of what a loader process has raised, torch makes one text with its traceback.
-            sentence = str(error).rstrip().rpartition("UsageError: ")[2]
+            sentence = str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]
             say(f"error: {sentence}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ class Points:
 
     def __getitem__(self, index: int) -> Sample:
         assert type(index) is int
+        if str(index) == os.environ.get("SMALL_LACKS_SAMPLE"):
+            raise import_module("..errors", __package__).UsageError(f"sample {index} is damaged: mend it")
         if get_worker_info() and os.environ.get("SMALL_KILLS_WORKER"):
             os.kill(os.getpid(), signal.SIGKILL)
         x = self.x[index]

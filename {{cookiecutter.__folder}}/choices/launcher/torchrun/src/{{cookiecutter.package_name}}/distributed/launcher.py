@@ -72,7 +72,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
 
 def start(command: list[str], run_dir: Path) -> int:
     """Run ``command`` until the training in ``run_dir`` has ended; return the exit code."""
-    return supervise(command, run_dir)
+    return supervise(command, run_dir, restarts="--max-restarts=0" not in command)
 
 
 def ranks() -> Ranks | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +87,10 @@ class FolderImages:
 
     def __init__(self, folder: Path, image_size: int, augment: str = "none") -> None:
         torchvision = import_torchvision("folder")
+        from PIL.Image import DecompressionBombError
         from torchvision import transforms
 
+        self.unreadable = (OSError, SyntaxError, ValueError, DecompressionBombError)
         if not folder.is_dir():
             raise UsageError(f"task.root has no folder {folder}: put one folder of images per class there")
         self.shape = (3, image_size, image_size)
@@ -112,10 +115,22 @@ class FolderImages:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return an image, float32 about 0, and its label."""
+        """Return an image, float32 about 0, and its label.
+
+        Raises:
+            UsageError: if the file is not an image.
+        """
         image: Tensor
         label: int
-        image, label = self.images[index]
+        file = self.images.samples[index][0]
+        try:
+            # Whoever opens a named pipe would wait for ever.
+            if not os.path.isfile(file):
+                raise OSError("it is gone, or no file")
+            image, label = self.images[index]
+        except self.unreadable as error:
+            reason = str(error).partition(" <")[0]
+            raise UsageError(f"{file} is not an image that can be read ({reason}): mend it or remove it") from None
         return image, label
 
 

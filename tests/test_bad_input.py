@@ -1,0 +1,276 @@
+"""Whatever is given to a project by mistake is used, or refused in one sentence, and nothing on the disk changes then.
+
+In CI the cases are the same in each run, so that a change is red for what it changed; elsewhere they are others.
+"""
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+from baking import Target
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from installing import FACILITIES, Installed, Installer
+
+pytestmark = pytest.mark.executed
+
+CASES = int(os.environ.get("BAD_INPUT_CASES", "500"))
+CASES_LIMIT_S = float(os.environ.get("BAD_INPUT_S", "180"))
+ANSWER_LIMIT_S = 60
+FUZZED = settings(
+    max_examples=CASES,
+    deadline=None,
+    database=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=list(HealthCheck),
+)
+ONE_STEP = ["--train.max_iterations", "1", "--distributed.nproc_per_node", "1", "--train.run_dir", "runs/x"]
+# Those of a single step, and what would start as many processes as it says.
+LEFT_ALONE = {"train.max_iterations", "distributed.nproc_per_node"}
+
+
+class Case(NamedTuple):
+    """One command, the file that --config names, and variables of the environment."""
+
+    arguments: list[str]
+    file: bytes | None = None
+    variables: Mapping[str, str] = MappingProxyType({})
+
+
+class Answer(NamedTuple):
+    """How a command ended."""
+
+    code: int | None
+    errors: str
+
+
+Ask = Callable[[Case, Path], Answer]
+
+
+@contextmanager
+def answering(project: Installed) -> Iterator[Ask]:
+    """A process that answers one command after the other."""
+    process = subprocess.Popen(
+        ["python3", str(FACILITIES / "answering.py"), project.package],
+        cwd=project.path,
+        env={**project.environment, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin and process.stdout
+
+    def ask(case: Case, folder: Path) -> Answer:
+        asked = {"arguments": case.arguments, "folder": str(folder), "variables": dict(case.variables)}
+        assert process.stdin and process.stdout
+        print(json.dumps(asked), file=process.stdin, flush=True)
+        ready, _, _ = select.select([process.stdout], [], [], ANSWER_LIMIT_S)
+        assert ready, f"no answer to {case}"
+        line = process.stdout.readline()
+        assert line, f"{case} ended the process"
+        return Answer(**json.loads(line))
+
+    try:
+        yield ask
+    finally:
+        process.kill()
+        process.wait()
+
+
+def check(answer: Answer, case: Case) -> None:
+    """What has not worked is told in one line, whatever it was."""
+    assert answer.code in (0, 1, 2), f"{case}\n{answer.code}\n{answer.errors}"
+    assert "Traceback" not in answer.errors, f"{case}\n{answer.errors}"
+    if answer.code:
+        told = [line for line in answer.errors.splitlines() if line.startswith(("error: ", "[rank 0] "))]
+        assert len(told) == 1, f"{case}\n{answer.errors}"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder, but for the log, which may tell of the refusal."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in ("log.txt", ".lock")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+# As they stand in a file, or behind an option.
+VALUES = [
+    *(
+        "null",
+        "~",
+        "",
+        "true",
+        "x",
+        "é",
+        "'",
+        '"\\0"',
+        "--x",
+        "*a",
+        "&a [*a]",
+        "a" * 300,
+        "[]",
+        "[1]",
+        "{}",
+        "{a: 1}",
+    ),
+    *(
+        ".nan",
+        "nan",
+        ".inf",
+        "-inf",
+        "1e400",
+        "1e-3",
+        "0.5",
+        "-1",
+        "0",
+        "1",
+        "3",
+        "257",
+        "0x10",
+        "1_000",
+        "2020-01-01",
+    ),
+    *(
+        "2147483648",
+        "9223372036854775807",
+        "9223372036854775808",
+        "1" + 26 * "0",
+        "1" + 5000 * "0",
+        "-1e30",
+        "1e30",
+    ),
+    *(
+        "1 epoch",
+        "0 steps",
+        "-1 epochs",
+        "0.001 epochs",
+        "1e9 steps",
+        "9" * 400 + " steps",
+        "!!python/object:os.system x",
+    ),
+    *(
+        "auto",
+        "none",
+        "synthetic",
+        "folder",
+        "cuda",
+        "nccl",
+        "mpi",
+        "fp16",
+        "bf16",
+        "sgd",
+        "/dev/null",
+        "/proc/no",
+        ".",
+        "..",
+    ),
+]
+# Found once, and mended.
+CORPUS = [
+    *(
+        Case(["train", "--config", "c.yaml"], text.encode())
+        for text in ("", "- 1", "5", "foo: 1", "data: 5", "data:", "1: 2")
+    ),
+    *(
+        Case(["train", "--config", "c.yaml"], text)
+        for text in (b"\xff\xfe", b"data: {batch_siz: 1}", b"a: [", b"? [a]\n: b")
+    ),
+    *(
+        Case(["train", *options])
+        for options in (["--config"], ["--config", "."], ["--config", ""], ["--data", "5"], ["x"])
+    ),
+    *(Case([command]) for command in ("evaluate", "predict", "export")),
+    *(Case([command, "--checkpoint"]) for command in ("evaluate", "predict", "export")),
+    Case(["shards", "--world-size", "-1"]),
+    Case(["train"], variables={"LOCAL_RANK": "x", "RANK": "0", "WORLD_SIZE": "1"}),
+    Case(["launch"], variables={"NPROC_PER_NODE": "x"}),
+    Case(["launch"], variables={"NPROC_PER_NODE": "0"}),
+]
+
+
+def misspelled(name: str) -> st.SearchStrategy[str]:
+    """A name with one letter less, or one twice."""
+    return st.integers(0, len(name) - 1).flatmap(
+        lambda at: st.sampled_from([name[:at] + name[at + 1 :], name[:at] + name[at] + name[at:]])
+    )
+
+
+def cases(names: list[str]) -> st.SearchStrategy[Case]:
+    """Commands with settings as somebody may write them in a hurry."""
+    name = st.sampled_from(sorted(set(names) - LEFT_ALONE))
+    setting = st.tuples(st.one_of(name, name, name, name.flatmap(misspelled)), st.sampled_from(VALUES))
+    some = st.lists(setting, min_size=1, max_size=3)
+
+    def in_file(chosen: list[tuple[str, str]]) -> Case:
+        sections: dict[str, str] = {}
+        for key, value in chosen:
+            section, _, field = key.partition(".")
+            sections[section] = sections.get(section, "") + f"  {field}: {value}\n"
+        text = "".join(f"{section}:\n{lines}" for section, lines in sections.items())
+        return Case(["train", "--config", "c.yaml", *ONE_STEP], text.encode())
+
+    def as_options(chosen: list[tuple[str, str]]) -> Case:
+        return Case(["train", *ONE_STEP, *(f"--{key}={value}" for key, value in chosen)])
+
+    raw = st.one_of(
+        st.binary(max_size=40), st.text(max_size=40).map(lambda text: text.encode(errors="ignore"))
+    )
+    variable = st.sampled_from(
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "NPROC_PER_NODE", "NNODES"]
+    )
+    number = st.sampled_from(["", "x", "-1", "0", "1", "99999999", "1.5", "1" + 30 * "0"])
+    return st.one_of(
+        some.map(in_file),
+        some.map(in_file),
+        some.map(as_options),
+        some.map(as_options),
+        raw.map(lambda text: Case(["train", "--config", "c.yaml", *ONE_STEP], text)),
+        st.builds(
+            lambda command, variables: Case([command], variables=variables),
+            st.sampled_from(["launch --dry-run", "shards", "doctor --quiet"]),
+            st.dictionaries(variable, number, max_size=2),
+        ).map(lambda case: case._replace(arguments=case.arguments[0].split())),
+    )
+
+
+def test_any_settings_are_used_or_refused_in_one_sentence(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    listed = f"from {project.package}.command_line import SETTINGS; print(*SETTINGS)"
+    names = project.succeed("python3", "-c", listed).split()
+    folder = tmp_path / "some" / "where"
+    began = time.monotonic()
+    seen = 0
+    with answering(project) as ask:
+
+        @FUZZED
+        @given(cases(names))
+        def judge(case: Case) -> None:
+            nonlocal seen
+            if time.monotonic() - began > CASES_LIMIT_S:
+                return
+            seen += 1
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            if case.file is not None:
+                (folder / "c.yaml").write_bytes(case.file)
+            before = content(folder)
+            answer = ask(case, folder)
+            check(answer, case)
+            if answer.code == 2:
+                assert content(folder) == before, case
+
+        for case in CORPUS:
+            judge = example(case)(judge)
+        judge()
+    print(f"{seen} cases in {time.monotonic() - began:.0f} s")
+    assert seen > len(CORPUS) + CASES // 4

@@ -1,0 +1,149 @@
+"""From files and options to settings; what cannot be one is refused in one sentence, before torch is imported."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+
+from .config import SECTIONS, Config
+from .errors import UsageError
+from .task import settings as task_settings
+
+DEFAULT_CONFIG = Path("configs/default.yaml")
+SETTINGS = [f"{section}.{item.name}" for section, cls in SECTIONS.items() for item in fields(cls)]
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text, in quotes", type(None): "null"}
+
+
+def add_settings(parser: ArgumentParser) -> None:
+    """Give ``parser`` the option --config and one option --section.field for every setting."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser.add_argument("--config", action="config", help=f"YAML file of settings (default: {DEFAULT_CONFIG})")
+    for name, section in SECTIONS.items():
+        parser.add_class_arguments(section, name)
+
+
+def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
+    """Read ``arguments``: a file given by --config, else configs/default.yaml if it exists, then the options.
+
+    An option wins over a file wherever it stands.
+
+    Returns the settings and the values of the parser's other options.
+
+    Raises:
+        UsageError: for an unknown key or a bad value, with the valid ones.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", action="append", nargs="?", const="", default=[])
+    given, options = finder.parse_known_args(arguments)
+    files = given.config or ([str(DEFAULT_CONFIG)] if DEFAULT_CONFIG.exists() else [])
+    for file in files:
+        check_file(file)
+    arguments = [text for file in files for text in ("--config", file)] + options
+    try:
+        namespace = parser.parse_args(arguments)
+        _check_numbers(namespace)
+        values = parser.instantiate(namespace).as_dict()
+        config = Config(**{name: values.pop(name) for name in SECTIONS})
+        # A task may refuse settings that do not fit together.
+        getattr(task_settings, "validate", lambda config: None)(config)
+    except (ArgumentError, ValueError) as error:
+        raise UsageError(_sentence(str(error))) from None
+    return config, values
+
+
+def check_file(name: str) -> None:
+    """Refuse a file that does not hold sections of settings.
+
+    Raises:
+        UsageError: with what it holds, and where.
+    """
+    if not name:
+        raise UsageError(f"--config needs a file of settings, such as {DEFAULT_CONFIG}")
+    if not os.path.isfile(name):
+        raise UsageError(f"there is no file {name}: give --config a file of settings, such as {DEFAULT_CONFIG}")
+    try:
+        content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} is not UTF-8 text: save it as such") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UsageError(f"{name} is not YAML of plain values ({place}{problem}): compare {DEFAULT_CONFIG}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{name} holds no sections of settings: compare {DEFAULT_CONFIG}")
+    for section, settings in content.items():
+        if section in SETTINGS:
+            continue
+        if section not in SECTIONS:
+            raise UsageError(f"{name}: {_unknown(str(section))}")
+        if not settings or not isinstance(settings, dict):
+            example = fields(SECTIONS[section])[0]
+            raise UsageError(f"{name}: {section} needs lines such as {example.name}: {example.default}, or none at all")
+        for setting in settings:
+            if f"{section}.{setting}" not in SETTINGS:
+                raise UsageError(f"{name}: {_unknown(f'{section}.{setting}')}")
+
+
+def _check_numbers(namespace: Namespace) -> None:
+    """Refuse what the parser takes for a number and no setting can use: null, nan, infinity, too large for torch."""
+    for section, cls in SECTIONS.items():
+        for name, kind in typing.get_type_hints(cls).items():
+            value = namespace[f"{section}.{name}"]
+            if value is None and type(None) not in typing.get_args(kind):
+                raise ValueError(f"{section}.{name} must be {_type_name(kind)}, not null: leave it out for its default")
+            if isinstance(value, (int, float)) and not abs(value) < 2**63:
+                raise ValueError(f"{section}.{name} must be a number below 2^63, not {value}")
+
+
+def _sentence(message: str) -> str:
+    """Turn a parser's message into one sentence that names the valid settings or values."""
+    if unknown := re.search(r"unrecognized arguments: --([\w.-]+)", message):
+        return _unknown(unknown[1])
+    if unknown := re.search(r"unrecognized arguments: (.*)", message):
+        return f"{unknown[1]} belongs to no option: write --section.field value"
+    bad = re.match(r'\s*Parser key "([\w.]+)":(.*)', message, re.DOTALL)
+    if bad and bad[1] in SECTIONS:
+        return f"{bad[1]} is a section: set {_valid(bad[1])}"
+    if bad and bad[1] in SETTINGS:
+        section, _, name = bad[1].partition(".")
+        value = re.search(r"(?:Got|Given) value: (.*)", bad[2], re.DOTALL)
+        found = f", not {value[1]:.80}" if value else ""
+        message = f"{bad[1]} must be {_type_name(typing.get_type_hints(SECTIONS[section])[name])}{found}"
+    return " ".join(message.split())
+
+
+def _type_name(kind: Any) -> str:
+    """Return what people call a type."""
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(kind)))}"
+    if type(None) in typing.get_args(kind):
+        return " or ".join(map(_type_name, typing.get_args(kind)))
+    return TYPES.get(kind, str(kind))
+
+
+def _unknown(key: str) -> str:
+    """Say that there is no such setting, and which there are."""
+    section, _, name = key.rpartition(".")
+    # The right name in no section, or in another one.
+    near = [setting for setting in SETTINGS if setting.endswith(f".{name}")]
+    names = {setting if section else setting.partition(".")[2]: setting for setting in SETTINGS}
+    near = near or [names[match] for match in difflib.get_close_matches(key, names, n=1, cutoff=0.85)]
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no setting {key:.80}: {hint}the valid ones are {_valid(key.partition('.')[0])}"
+
+
+def _valid(section: str) -> str:
+    """Return the settings of a section, or the sections if there is none of that name."""
+    return ", ".join([name for name in SETTINGS if name.startswith(f"{section}.")] or SECTIONS)
