@@ -12,6 +12,7 @@ import sys
 ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
 
 MAX_LENGTH = 40
+DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 
 
 def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
@@ -58,6 +59,8 @@ def refused_slug(slug: str, folder: str, reserved: set[str]) -> str | None:
         )
     if slug.lower().replace("-", "_") in reserved:
         return f"project_slug {slug!a} is taken by another package or command: choose project_slug={slug}-project"
+    if slug.lower() in DEVICES:
+        return f"project_slug {slug!a} is a device of Windows and no folder there: choose project_slug={slug}-project"
     return None
 
 
@@ -72,6 +75,8 @@ def refused_package(name: str, reserved: set[str]) -> str | None:
         return f"package_name {name!a} is a keyword of Python: choose package_name={name}_project"
     if name in reserved or name in sys.stdlib_module_names:
         return f"package_name {name!a} would shadow another module: choose package_name={name}_project"
+    if name in DEVICES:
+        return f"package_name {name!a} is a device of Windows and no folder there: choose package_name={name}_project"
     return None
 
 

@@ -274,3 +274,79 @@ def test_any_settings_are_used_or_refused_in_one_sentence(install: Installer, tm
         judge()
     print(f"{seen} cases in {time.monotonic() - began:.0f} s")
     assert seen > len(CORPUS) + CASES // 4
+
+
+DAMAGED = [
+    "config.yaml",
+    "metrics.jsonl",
+    "steps.jsonl",
+    "summary.json",
+    "checkpoints/last_3.pt",
+    "checkpoints/last_6.pt",
+]
+
+
+def flip(file: Path, where: float) -> None:
+    """Change one bit."""
+    content = bytearray(file.read_bytes())
+    if content:
+        content[int(where * (len(content) - 1))] ^= 1
+    file.write_bytes(content)
+
+
+HOW: dict[str, Callable[[Path, float], object]] = {
+    "cut": lambda file, where: os.truncate(file, int(where * file.stat().st_size)),
+    "flip": flip,
+    "empty": lambda file, where: file.write_bytes(b""),
+    "a list": lambda file, where: file.write_text("- 1\n"),
+    "a number": lambda file, where: file.write_text("5\n"),
+    "not UTF-8": lambda file, where: file.write_bytes(b"\xff\xfe\x00"),
+    "removed": lambda file, where: file.unlink(),
+    "a copy": lambda file, where: shutil.copy(file, file.with_name(f"{file.stem} (copy){file.suffix}")),
+}
+
+
+def test_any_damage_to_a_run_is_mended_or_told_of_in_one_sentence(install: Installer, tmp_path: Path) -> None:
+    """By resuming it, and by measuring it: files are cut, changed in one bit, emptied, replaced, copied or removed."""
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    short = [
+        "--train.max_iterations",
+        "6",
+        "--train.evaluate_every",
+        "3 steps",
+        "--train.log_every",
+        "3",
+        "--train.run_dir",
+        "run",
+    ]
+    longer = Case(["train", *short, "--train.max_iterations", "9", "--distributed.nproc_per_node", "1"])
+    measured = Case(["evaluate", "--checkpoint", "run", "--distributed.nproc_per_node", "1"])
+    with answering(project) as ask:
+        assert ask(Case(["train", *short, "--distributed.nproc_per_node", "1"]), tmp_path).code == 0
+        whole = tmp_path / "whole"
+        (tmp_path / "run").rename(whole)
+        assert {name for name in DAMAGED if not (whole / name).exists()} == set()
+
+        @settings(FUZZED, max_examples=60)
+        @given(
+            st.lists(
+                st.tuples(st.sampled_from(DAMAGED), st.sampled_from(sorted(HOW)), st.floats(0, 1)),
+                min_size=1,
+                max_size=3,
+            )
+        )
+        def judge(damages: list[tuple[str, str, float]]) -> None:
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+            shutil.copytree(whole, tmp_path / "run")
+            for name, how, where in damages:
+                file = tmp_path / "run" / name
+                if file.is_file():
+                    HOW[how](file, where)
+            for case in (measured, longer):
+                case = case._replace(arguments=[*case.arguments], file=str(damages).encode())
+                answer = ask(case, tmp_path)
+                check(answer, case)
+            # What is left of it resumes, or it begins anew: a run is never in the way of itself.
+            assert answer.code == 0, f"{damages}\n{answer.errors}"
+
+        judge()

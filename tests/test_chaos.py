@@ -110,10 +110,17 @@ def kill_one(life: Life, choose: random.Random) -> None:
 
 
 def hang_one(life: Life, choose: random.Random) -> None:
-    """A process that hangs until the others have given up."""
-    ranks = [
-        pid for pid in life.pids() if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    ]
+    """A process that hangs until the others have given up: a rank, and not torchrun itself, which has the rank 0."""
+
+    def is_rank(pid: int) -> bool:
+        if life.launcher == "spawn":
+            return "--multiprocessing-fork" in cluster.command_line(pid)
+        return b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+    ranks = []
+    for pid in life.pids():
+        with suppress(OSError):
+            ranks += [pid] if is_rank(pid) else []
     if ranks:
         end(choose.choice(ranks), signal.SIGSTOP)
 

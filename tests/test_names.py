@@ -43,6 +43,8 @@ NAMES: list[tuple[dict[str, str], str | None]] = [
     ({"project_slug": "/tmp/absolute"}, "project_slug"),
     ({"project_slug": "x" * 41}, "project_slug"),
     ({"project_slug": "PyTorch-Ignite"}, "project_slug"),
+    ({"project_slug": "CON"}, "project_slug"),
+    ({"package_name": "lpt9"}, "package_name"),
     ({"package_name": "x"}, None),
     ({"package_name": "x" * 40}, None),
     ({"package_name": "x" * 41}, "package_name"),

@@ -7,8 +7,12 @@ import nox
 
 nox.options.default_venv_backend = "uv|virtualenv"
 
-# The checks run on the CPU: with uv, spare them what torch brings for other devices.
-if "UV_FIND_LINKS" not in os.environ:
+# uv looks where pip is told to look; otherwise it takes torch for the CPU, which is enough for the checks.
+SOURCES = {"PIP_INDEX_URL": "UV_DEFAULT_INDEX", "PIP_EXTRA_INDEX_URL": "UV_INDEX", "PIP_FIND_LINKS": "UV_FIND_LINKS"}
+for of_pip, of_uv in SOURCES.items():
+    if of_pip in os.environ:
+        os.environ.setdefault(of_uv, os.environ[of_pip])
+if not os.environ.keys() & SOURCES.values():
     os.environ.setdefault("UV_TORCH_BACKEND", "cpu")
 
 

@@ -81,7 +81,7 @@ class RunDirectory:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
-                self.changes = self._compare((path / "config.yaml").read_text())
+                self.changes = self._compare((path / "config.yaml").read_text(errors="replace"))
         except UsageError as error:
             return str(error)
         except OSError as error:
