@@ -115,7 +115,9 @@ def hang_one(life: Life, choose: random.Random) -> None:
     def is_rank(pid: int) -> bool:
         if life.launcher == "spawn":
             return "--multiprocessing-fork" in cluster.command_line(pid)
-        return b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        marked = b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        # A loader process that is stopped can see no more that its training ends.
+        return marked and "multiprocessing" not in cluster.command_line(pid)
 
     ranks = []
     for pid in life.pids():

@@ -34,7 +34,7 @@ FILES: dict[Condition, str] = {
         scripts/train.sh
         docs/your-own-task.md
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/checks.py src/PKG/collectives.py
-        src/PKG/checkpoints.py src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
+        src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
         src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/introduction.py
         src/PKG/launch.py src/PKG/loader_server.py src/PKG/meter.py src/PKG/optimization.py src/PKG/randomness.py src/PKG/run_directory.py
         src/PKG/shards.py src/PKG/storage.py src/PKG/supervision.py src/PKG/tracker.py src/PKG/training.py

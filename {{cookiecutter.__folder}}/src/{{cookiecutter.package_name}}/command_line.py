@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import re
 import typing
@@ -102,9 +103,10 @@ def _check_numbers(namespace: Namespace) -> None:
         for name, kind in typing.get_type_hints(cls).items():
             value = namespace[f"{section}.{name}"]
             if value is None and type(None) not in typing.get_args(kind):
-                raise ValueError(f"{section}.{name} must be {_type_name(kind)}, not null: leave it out for its default")
+                raise ValueError(f"{section}.{name} must be {_type_name(kind)}, not null")
             if isinstance(value, (int, float)) and not abs(value) < 2**63:
-                raise ValueError(f"{section}.{name} must be a number below 2^63, not {value}")
+                size = " below 2^63" if isinstance(value, int) or math.isfinite(value) else ""
+                raise ValueError(f"{section}.{name} must be a number{size}, not {value}")
 
 
 def _sentence(message: str) -> str:
@@ -119,7 +121,7 @@ def _sentence(message: str) -> str:
     if bad and bad[1] in SETTINGS:
         section, _, name = bad[1].partition(".")
         value = re.search(r"(?:Got|Given) value: (.*)", bad[2], re.DOTALL)
-        found = f", not {value[1]:.80}" if value else ""
+        found = f", not {'null' if value[1] == 'None' else value[1]:.80}" if value else ""
         message = f"{bad[1]} must be {_type_name(typing.get_type_hints(SECTIONS[section])[name])}{found}"
     return " ".join(message.split())
 

@@ -1,6 +1,8 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from {{ cookiecutter.package_name }}.config import Config, to_dict
-from {{ cookiecutter.package_name }}.task.data import changed, load
+from {{ cookiecutter.package_name }}.errors import UsageError
+from {{ cookiecutter.package_name }}.task.data import changed, load, naming
 from {{ cookiecutter.package_name }}.task.settings import TaskConfig
 
 # A training that is long enough to learn something, and what it has to reach.
@@ -22,7 +25,7 @@ SCORE, AT_LEAST = "val_accuracy", 0.97
 SIZES = (1437, 360)
 # Settings that are refused, and a part of the sentence that says so.
 REFUSED = [
-    (("--task.dataset", "mnist"), "one of ['digits', 'cifar10', 'folder', 'synthetic'], not mnist"),
+    (("--task.dataset", "mnist"), "task.dataset must be one of digits, cifar10, folder, synthetic, not mnist"),
     (("--task.width", "12"), "task.width must be a multiple of 8, not 12"),
     (("--task.image_size", "0"), "task.image_size must be at least 1, not 0"),
 ]
@@ -93,6 +96,31 @@ def test_the_resnet_learns_augmented_digits(tmp_path: Path) -> None:
     run = train(tmp_path / "run", 1, *settings, package=PACKAGE)
     assert run.summary["val_accuracy"] >= 0.97
     assert "BatchNorm2d normalizes over 64 samples at a time" in run.log
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.png"
+    Image.new("RGB", (40, 40)).save(whole)
+    content = whole.read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[:60])
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "dangling.png").symlink_to(tmp_path / "nowhere.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    reasons = {}
+    for file in sorted(tmp_path.iterdir()):
+        try:
+            with naming(str(file)):
+                Image.open(file).convert("RGB")
+        except UsageError as refused:
+            told = re.fullmatch(r".*/(\w+).png is not an image that can be read \((.*)\): mend it.*", str(refused))
+            assert told, refused
+            reasons[told[1]] = told[2]
+    assert reasons == {
+        "cut": "image file is truncated",
+        "dangling": "it is gone, or no file",
+        "empty": "of no known kind",
+        "pipe": "it is gone, or no file",
+    }
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "folder"])

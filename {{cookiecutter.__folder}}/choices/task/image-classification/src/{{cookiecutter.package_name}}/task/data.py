@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,10 +89,8 @@ class FolderImages:
 
     def __init__(self, folder: Path, image_size: int, augment: str = "none") -> None:
         torchvision = import_torchvision("folder")
-        from PIL.Image import DecompressionBombError
         from torchvision import transforms
 
-        self.unreadable = (OSError, SyntaxError, ValueError, DecompressionBombError)
         if not folder.is_dir():
             raise UsageError(f"task.root has no folder {folder}: put one folder of images per class there")
         self.shape = (3, image_size, image_size)
@@ -122,16 +122,28 @@ class FolderImages:
         """
         image: Tensor
         label: int
-        file = self.images.samples[index][0]
-        try:
-            # Whoever opens a named pipe would wait for ever.
-            if not os.path.isfile(file):
-                raise OSError("it is gone, or no file")
+        with naming(self.images.samples[index][0]):
             image, label = self.images[index]
-        except self.unreadable as error:
-            reason = str(error).partition(" <")[0]
-            raise UsageError(f"{file} is not an image that can be read ({reason}): mend it or remove it") from None
         return image, label
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Say which file it is that cannot be decoded inside the ``with`` block.
+
+    Raises:
+        UsageError: if it is not an image.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        # Whoever opens a named pipe would wait for ever.
+        if not os.path.isfile(file):
+            raise OSError("it is gone, or no file")
+        yield
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "of no known kind" if isinstance(error, UnidentifiedImageError) else error
+        raise UsageError(f"{file} is not an image that can be read ({reason}): mend it or remove it") from None
 
 
 def load(settings: TaskConfig) -> Data:
