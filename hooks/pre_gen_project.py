@@ -12,7 +12,7 @@ import sys
 ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
 
 MAX_LENGTH = 40
-DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+DEVICES = {"aux", "con", "nul", "prn", *(port + digit for port in ("com", "lpt") for digit in "123456789")}
 
 
 def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
