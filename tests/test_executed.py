@@ -381,6 +381,8 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
         recorded.succeed("scripts/train.sh", *settings, variables=size)
         recorded.succeed("bash", "-c", said, variables=size)
         ran, printed = (json.loads(line) for line in calls.read_text().splitlines())
+        # The command alone has nobody who would return 85 for the processes.
+        ran[1].pop(f"{project.package.upper()}_SUPERVISED", None)
         assert ran == printed
         assert "a folder" in ran[0] or "a folder" in ran[2]
 
