@@ -99,10 +99,10 @@ def launches(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Break trainings at random for half an hour, or -- HOURS: each must end as an undisturbed one."""
+    """Break trainings at random for half an hour, or -- HOURS, then stop some by every signal, and take 20,000 steps."""
     session.install("-r", "tests/requirements.txt")
     hours = {"CHAOS_HOURS": session.posargs[0]} if session.posargs else {}
-    session.run("pytest", "-m", "chaos", "--capture=no", env=hours)
+    session.run("pytest", "-m", "chaos", "--capture=no", *session.posargs[1:], env=hours)
 
 
 @nox.session(venv_backend="none")

@@ -1,17 +1,20 @@
-"""Random faults at random moments, for as long as asked: every training ends as an undisturbed one, bit for bit.
+"""What takes too long for every change: faults at random, every signal at every moment, 20,000 steps.
 
-``nox -s chaos -- HOURS`` (default: half of one). Too long for every change.
+``nox -s chaos -- HOURS``: so long for the faults (default: half an hour), and half an hour for the others.
 """
 
+import itertools
 import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +208,122 @@ def test_no_fault_changes_what_is_learned(
         print(f"{number} trainings, {sum(counts.values())} faults: all as undisturbed", flush=True)
     for name, count in sorted(counts.items()):
         print(f"{count:4} {name}")
+
+
+@pytest.mark.chaos
+def test_memory_and_open_files_stay_level_over_20_000_steps(install: Installer, tmp_path: Path) -> None:
+    """Of every process, loader processes too, from the first thousand steps on."""
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    life = Life(project, "torchrun", tmp_path / "run", workers=1)
+    life.settings = [
+        *("--task.width", "8", "--data.batch_size", "16", "--data.num_workers", "1"),
+        *(
+            "--train.max_iterations",
+            "20000",
+            "--train.evaluate_every",
+            "500 steps",
+            "--train.log_every",
+            "100",
+        ),
+    ]
+    life.start()
+    steps = life.run / "steps.jsonl"
+    seen: dict[int, list[tuple[float, float, int]]] = {}
+    while not life.has_ended():
+        time.sleep(0.25)
+        step = len(steps.read_text().splitlines()) * 100 if steps.exists() else 0
+        for pid in life.pids() if step > 1000 else ():
+            with suppress(OSError):
+                resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+                files = len(os.listdir(f"/proc/{pid}/fd"))
+                seen.setdefault(pid, []).append((step / 10_000, resident / 1e6, files))
+    assert (life.run / "summary.json").exists(), life.run.with_suffix(".log").read_text()[-2000:]
+    lasting = {pid: samples for pid, samples in seen.items() if len(samples) > 50}
+    # The launcher, and for each of two ranks itself, what its loader process is copied from, and that one.
+    assert len(lasting) >= 7
+    for pid, samples in lasting.items():
+        at, memory = [sample[0] for sample in samples], [sample[1] for sample in samples]
+        opened = [sample[2] for sample in samples]
+        slope, error = slope_of(at, memory)
+        level = statistics.fmean(memory)
+        print(
+            f"process {pid}: {level:.0f} MB, {slope:+.2f} +- {error:.2f} MB in 10,000 steps; "
+            f"{min(opened)} to {max(opened)} open files",
+            flush=True,
+        )
+        assert slope < 0.01 * level
+        assert statistics.median(opened[-20:]) <= statistics.median(opened[:20])
+
+
+def slope_of(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return the slope of the line through the points, and its standard error."""
+    slope, intercept = statistics.linear_regression(x, y)
+    rest = sum((b - slope * a - intercept) ** 2 for a, b in zip(x, y, strict=True)) / (len(x) - 2)
+    mean = statistics.fmean(x)
+    return slope, (rest / sum((a - mean) ** 2 for a in x)) ** 0.5
+
+
+# Loaded in every process: rank 0 writes MOMENT_FILE when it comes to the MOMENT for the first time, and stays there a while.
+MOMENTS = """
+import contextlib, os, sys, time
+from pathlib import Path
+import ignite.distributed as idist
+from ignite.engine import Events
+training, storage = (sys.modules[f"{package}.{{name}}"] for name in ("training", "storage"))
+create_trainer, evaluate, replacing = training.create_trainer, training.evaluate, storage.replacing
+def pause(moment):
+    file = Path(os.environ["MOMENT_FILE"])
+    if os.environ["MOMENT"] == moment and idist.get_rank() == 0 and not file.exists():
+        file.touch()
+        time.sleep(0.5)
+def pausing_in_a_step(*arguments):
+    trainer = create_trainer(*arguments)
+    trainer.add_event_handler(Events.ITERATION_STARTED(once=25), lambda: pause("step"))
+    return trainer
+def pausing_evaluate(*arguments, **names):
+    pause("evaluation")
+    return evaluate(*arguments, **names)
+@contextlib.contextmanager
+def pausing_replacing(file):
+    with replacing(file) as draft:
+        yield draft
+        if file.name.startswith("last_"):
+            pause("saving")
+training.create_trainer, training.evaluate, storage.replacing = pausing_in_a_step, pausing_evaluate, pausing_replacing
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "slurm"])
+def test_every_signal_at_every_moment_ends_in_a_checkpoint(
+    install: Installer, launcher: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if launcher == "slurm":
+        request.getfixturevalue("slurm_cluster")
+    project = install(Target("cpu", "gloo", launcher), tmp_path)
+    package = project.path / "src" / project.package
+    (package / "moments.py").write_text(MOMENTS.format(package=project.package))
+    training = package / "training.py"
+    training.write_text(training.read_text() + "\n\nfrom . import moments\n")
+    stops = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+    for number, moment, workers in itertools.product(stops, ["step", "evaluation", "saving"], [0, 1, 2]):
+        case = f"{number.name}-{moment}-{workers}"
+        run, reached = tmp_path / case, tmp_path / f"{case}.reached"
+        variables = {"MOMENT": moment, "MOMENT_FILE": str(reached)}
+        life = Life(
+            replace(project, environment={**project.environment, **variables}), launcher, run, workers
+        )
+        life.start()
+        wait_for(reached.exists, f"{case} to begin")
+        if launcher == "slurm":
+            # To every process of the job's steps; the job queues again after 85.
+            cluster.slurm("scancel", f"--signal={number.name.removeprefix('SIG')}", life.job)
+            wait_for(lambda: int(job_state(life.job)["Restarts"]) == 1, f"{case} to stop")  # noqa: B023
+            cluster.slurm("scancel", life.job)
+        else:
+            life.kill(number)
+        wait_for(life.has_ended, f"every process of {case} to end")
+        assert life.process is None or life.process.returncode == 85, case
+        assert (run / "stopped").exists(), case
+        assert list((run / "checkpoints").glob("last_*.pt")), case
+        print(f"{launcher} {case}: 85" if life.process else f"{launcher} {case}: queued again", flush=True)
