@@ -28,6 +28,7 @@ def test_the_default_file_holds_every_setting() -> None:
         (["train", "--data.train_size", "3"], "did you mean task.train_size? the valid ones are data.batch_size"),
         (["train", "--model.width", "3"], "did you mean task.width? the valid ones are data, task, optim"),
         (["train", "--train.patience", "two"], "train.patience must be a whole number or null, not two"),
+        (["train", "--distributed.nproc_per_node", "two"], "nproc_per_node must be a whole number or null, not two"),
         (["train", "--task.dataset", "mnist"], "task.dataset must be one of single, listed, whole, seeded, not mnist"),
         (["train", "--data.batch_size", "many"], "data.batch_size must be a whole number, not many"),
         (["train", "--train.evaluate_every", "often"], "such as 500 steps or 1 epoch, not often"),

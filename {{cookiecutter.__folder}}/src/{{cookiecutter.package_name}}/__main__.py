@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from . import distributed, early_signals
+from . import distributed, early_signals, storage
 from .command_line import add_settings, parse
 from .distributed import hardware, starter
 from .errors import UsageError
@@ -139,10 +139,10 @@ def best_of(checkpoint: str) -> str:
     """
     if not os.path.isdir(checkpoint):
         return checkpoint
-    found = sorted(Path(checkpoint).glob("checkpoints/best_*.pt"), key=lambda file: file.stat().st_mtime)
+    found = storage.saved_checkpoints(Path(checkpoint) / "checkpoints", "best")
     if not found:
         raise UsageError(f"{checkpoint} holds no checkpoints/best_*.pt: choose the folder of a run that has one")
-    return str(found[-1])
+    return str(max(found, key=lambda file: file.stat().st_mtime))
 
 
 if __name__ == "__main__":

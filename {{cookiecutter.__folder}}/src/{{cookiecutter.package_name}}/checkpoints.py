@@ -19,7 +19,8 @@ from torch import nn
 from . import storage
 from .distributed import backend
 from .errors import UsageError
-from .run_directory import RunDirectory, score, step_of
+from .run_directory import RunDirectory, score
+from .storage import saved_checkpoints, step_of
 
 logger = logging.getLogger(__package__)
 
@@ -87,6 +88,9 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank, as ``train.resume`` says.
 
     A damaged one gets another name, and the one before it is taken.
+
+    Raises:
+        UsageError: if the file that was asked for is not there.
     """
     resume = run.config.train.resume
     found: Path | None = None
@@ -94,6 +98,8 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
         found = _newest(run.checkpoints) if run.writes else None
     elif resume != "none":
         found = Path(resume)
+        if not os.path.isfile(found):
+            raise UsageError(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
     if idist.get_world_size() > 1:
         # A node with an older view of the file system must not start from another one.
         found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
@@ -103,13 +109,13 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
 
 def _newest(folder: Path) -> Path | None:
     """Return the newest checkpoint that is as it was written; put newer ones out of the way, with a warning."""
-    files = sorted(folder.glob("last_*.pt"), key=step_of)
+    files = saved_checkpoints(folder, "last")
     damaged: list[str] = []
     while files and (damage := storage.damage(files[-1])):
         damaged.append(_put_aside(files.pop(), damage))
     if damaged:
         logger.warning("%s: this run resumes from %s", "; ".join(damaged), files[-1] if files else "its beginning")
-    for file in folder.glob("best_*.pt"):
+    for file in saved_checkpoints(folder, "best"):
         if damage := storage.damage(file):
             logger.warning("%s: the best one is lost", _put_aside(file, damage))
     return files[-1] if files else None
@@ -155,6 +161,6 @@ def take_stock(folder: Path, *checkpoints: Checkpoint) -> None:
         checkpoint.load_state_dict(state)
         known = sorted((folder / name for _, name in state["_saved"]), key=step_of)
         kind = known[0].name.partition("_")[0] if known else ""
-        for file in folder.glob(f"{kind}_*.pt") if idist.get_rank() == 0 else ():
+        for file in saved_checkpoints(folder, kind) if idist.get_rank() == 0 else ():
             if step_of(file) < step_of(known[0]):
                 file.unlink(missing_ok=True)

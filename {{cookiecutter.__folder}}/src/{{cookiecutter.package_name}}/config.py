@@ -14,7 +14,7 @@ PACKAGE = str(__package__)
 EXIT_RESUMABLE = 85
 # A variable that tells the processes of a training that another one sees to that exit code: they may end with 0 then.
 SUPERVISED = f"{PACKAGE.upper()}_SUPERVISED"
-PERIOD = re.compile(r"(\d+(?:\.\d+)?) *(steps?|epochs?)")
+PERIOD = re.compile(r"(\d{1,12}(?:\.\d+)?) *(steps?|epochs?)")
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,8 @@ def steps_of(period: str, steps_per_epoch: int) -> int:
 def _require_period(**values: str) -> None:
     for name, value in values.items():
         if not PERIOD.fullmatch(value):
-            setting = name.replace("__", ".")
-            raise ValueError(f"{setting} is a number of steps or epochs, such as 500 steps or 1 epoch, not {value}")
+            name = name.replace("__", ".")
+            raise ValueError(f"{name} must be a number of steps or epochs, such as 500 steps or 1 epoch, not {value}")
 
 
 def _require_at_least(least: int, **values: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -73,11 +72,9 @@ class RunDirectory:
     def _open(self) -> str:
         """Make the folder; return why it cannot be used, or nothing."""
         path, resume = self.path, self.config.train.resume
-        if resume == "none" and os.path.exists(path / "config.yaml"):
-            return f"{path} holds a run already: choose another train.run_dir, or --train.resume auto to resume it"
-        if resume not in ("auto", "none") and not os.path.isfile(resume):
-            return f"train.resume {resume} is not a file: choose auto, none or a checkpoint"
         try:
+            if resume == "none" and (path / "config.yaml").exists():
+                return f"{path} holds a run already: choose another train.run_dir, or --train.resume auto to resume it"
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
@@ -291,8 +288,3 @@ def _iteration_in(file: Path) -> Any:
         return json.loads(file.read_text()).get("iteration")
     except (ValueError, AttributeError):
         return None
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step after which a checkpoint was written, as its name says."""
-    return int(checkpoint.stem.rpartition("_")[2])

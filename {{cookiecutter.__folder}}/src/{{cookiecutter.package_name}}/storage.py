@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 import time
 import zipfile
 from collections.abc import Iterator
@@ -133,3 +134,14 @@ def lock(path: Path) -> tuple[IO[str], str]:
     file.write(f"process {os.getpid()} on {platform.node()}")
     file.flush()
     return file, ""
+
+
+def saved_checkpoints(folder: Path, kind: str) -> list[Path]:
+    """Return the checkpoints of a kind, ``last`` or ``best``, the oldest first; a copy with a name of its own is none."""
+    files = [file for file in folder.glob(f"{kind}_*.pt") if re.fullmatch(r"[a-z]+_\d+", file.stem)]
+    return sorted(files, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was written, as its name says."""
+    return int(checkpoint.stem.rpartition("_")[2])

@@ -41,7 +41,7 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        env=dict(os.environ) if restarts else {**os.environ, SUPERVISED: "1"},
+        env=None if restarts else {**os.environ, SUPERVISED: "1"},
         preexec_fn=early_signals.die_with_parent,  # noqa: PLW1509 - it takes no lock that a thread may hold
     )
     passed_on = 0

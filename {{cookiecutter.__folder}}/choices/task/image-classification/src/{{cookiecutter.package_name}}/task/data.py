@@ -128,8 +128,8 @@ class FolderImages:
 
 
 @contextmanager
-def naming(file: str) -> Iterator[None]:
-    """Say which file it is that cannot be decoded inside the ``with`` block.
+def naming(file: str, fix: str = "mend it or remove it") -> Iterator[None]:
+    """Say which file it is that cannot be decoded inside the ``with`` block, and what to do.
 
     Raises:
         UsageError: if it is not an image.
@@ -143,7 +143,7 @@ def naming(file: str) -> Iterator[None]:
         yield
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "of no known kind" if isinstance(error, UnidentifiedImageError) else error
-        raise UsageError(f"{file} is not an image that can be read ({reason}): mend it or remove it") from None
+        raise UsageError(f"{file} is not an image that can be read ({reason}): {fix}") from None
 
 
 def load(settings: TaskConfig) -> Data:

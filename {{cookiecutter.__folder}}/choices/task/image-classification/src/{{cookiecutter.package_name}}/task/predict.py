@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ..errors import UsageError
-from .data import Data
+from .data import Data, naming
 
 
 def predict(model: nn.Module, data: Data, inputs: list[str]) -> Iterator[dict[str, Any]]:
@@ -22,10 +21,8 @@ def predict(model: nn.Module, data: Data, inputs: list[str]) -> Iterator[dict[st
     """
     channels, height, width = data.shape
     for name in inputs:
-        try:
+        with naming(name, fix="choose another file"):
             image = Image.open(name).convert("L" if channels == 1 else "RGB")
-        except OSError as error:
-            raise UsageError(f"{name} is not an image that can be read ({error}): choose another file") from None
         scale = max(height / image.height, width / image.width)
         size = (round(image.width * scale), round(image.height * scale))
         left, top = (size[0] - width) // 2, (size[1] - height) // 2
