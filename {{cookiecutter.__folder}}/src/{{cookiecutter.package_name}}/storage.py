@@ -121,11 +121,11 @@ def lock(path: Path) -> tuple[IO[str], str]:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 file.seek(0)
-                holder = file.read().strip() or "another training"
+                writer = file.read().strip() or "another training"
                 file.close()
                 fix = "wait for it, end it, or choose another train.run_dir"
                 raise UsageError(
-                    f"{path.parent} is being written by {holder}: {fix}; remove {path} if there is no such process", 1
+                    f"{path.parent} is being written by {writer}: {fix}; remove {path} if there is no such process", 1
                 ) from None
             time.sleep(0.1)
         except OSError as error:
