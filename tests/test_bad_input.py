@@ -268,7 +268,7 @@ def test_any_damage_to_a_run_is_mended_or_told_of_in_one_sentence(install: Insta
         assert {name for name in DAMAGED if not (whole / name).exists()} == set()
 
         @example([("checkpoints/last_6.pt", "a copy", 0.0)])
-        @settings(FUZZED, max_examples=CASES // 8)
+        @settings(FUZZED, max_examples=CASES // 16)
         @given(
             st.lists(
                 st.tuples(st.sampled_from(DAMAGED), st.sampled_from(sorted(HOW)), st.floats(0, 1)),

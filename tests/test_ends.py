@@ -16,7 +16,7 @@ from launching import listening_addresses, processes_with, wait_for
 
 pytestmark = pytest.mark.executed
 
-LONG = ["--task.dataset", "synthetic", "--task.synthetic_size", "512", "--train.epochs", "500"]
+LONG = ["--task.width", "8", "--train.epochs", "2000"]
 
 
 @contextmanager

@@ -153,6 +153,11 @@ def test_the_target_trains_evaluates_and_resumes(
         check_defaults(project, target, processes, trial)
     if target in WITH_OWN_TESTS:
         print(project.succeed("python3", "-m", "pytest", "-q", *WITH_OWN_TESTS[target]))
+    elif target.launcher in ON_NODES and not stand_in:
+        # What they say to settings goes through the launcher, wherever they are called.
+        print(
+            project.succeed("python3", "-m", "pytest", "-q", "tests/test_config.py", "tests/test_commands.py")
+        )
 
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     status = "executed"
@@ -639,9 +644,10 @@ def test_every_other_task_is_learned_by_one_process_and_by_two_and_after_a_stop(
     assert whole == stopped
 
 
+# Losses in turns, metrics that keep samples, batches with lists: what a backend could treat in its own way.
 @pytest.mark.horovod
-@pytest.mark.parametrize("task", TASKS)
-def test_every_other_task_is_learned_with_horovod(install: Installer, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["gan", "tabular-regression", "text-classification"])
+def test_a_task_is_learned_with_horovod(install: Installer, task: str, tmp_path: Path) -> None:
     target = Target("cpu", "horovod", "horovodrun")
     project = install(target, tmp_path, task=task)
     train(project, target, "--train.max_iterations", "20", processes="2")

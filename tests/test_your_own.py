@@ -69,7 +69,7 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
     project = install_with_data(install, tmp_path)
     # Not into the environment, which other tests share.
     beside = project.path / "src"
-    project.succeed("uv", "pip", "install", "--quiet", "--target", str(beside / "hub"), "datasets<5")
+    project.succeed("uv", "pip", "install", "--quiet", "--target", str(beside / "hub"), "datasets>=4,<5")
     project.environment["PYTHONPATH"] = f"{beside}:{beside / 'hub'}"
     for title, blocks in sections(bake(**TARGET._asdict()).read(PAGE)):
         for language, block in blocks:

@@ -1,6 +1,7 @@
 """What the commands say, and how they end when something is wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import PROJECT, call, launch, run
@@ -47,6 +48,14 @@ def test_what_cannot_work_is_said_in_one_sentence_before_training(command: list[
     assert answer.errors.startswith("error: ")
     assert setting[1] in answer.errors
     assert answer.errors.count("\n") == 1
+
+
+def test_one_process_trains_where_there_is_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run_dir = str(tmp_path / "run")
+    settings = ("--train.max_iterations", "1", "--distributed.nproc_per_node", "1")
+    trained = call("train", "--train.run_dir", run_dir, *settings)
+    assert trained.code == 0, trained.errors
 
 
 def test_dry_run_prints_one_command_and_starts_nothing() -> None:

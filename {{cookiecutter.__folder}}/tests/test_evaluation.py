@@ -41,8 +41,8 @@ def test_only_metrics_that_keep_samples_are_computed_from_those_of_all_ranks() -
     mean, median = MeanAbsoluteError(), MedianAbsoluteError()
     for metric, keeps in ((mean, False), (mean * 2, False), (median, True), (MetricsLambda(double, median), True)):
         metric.reset()
-        assert evaluation.keeps_samples(metric) == keeps, metric
-    assert evaluation.keeps_samples(MetricsLambda(double, MetricsLambda(double, value=median)))
+        assert evaluation.needs_all_samples(metric) == keeps, metric
+    assert evaluation.needs_all_samples(MetricsLambda(double, MetricsLambda(double, value=median)))
 
 
 def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run, tmp_path: Path) -> None:
@@ -95,10 +95,12 @@ def test_metrics_are_the_same_for_any_number_of_processes(
     assert json.loads(many.output[many.output.index("{") :]) == expected
 
 
-@pytest.mark.parametrize(("metrics", "kept"), [("", False), ("precision", False), ("median", True), ("double", True)])
-def test_a_metric_that_keeps_samples_is_known(metrics: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "needs"), [("", False), ("precision", False), ("median", True), ("double", True), ("own", True)]
+)
+def test_a_metric_that_needs_all_samples_is_known(metrics: str, needs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_METRICS", metrics)
-    assert any(map(evaluation.keeps_samples, evaluation.create_metrics().values())) == kept
+    assert any(map(evaluation.needs_all_samples, evaluation.create_metrics().values())) == needs
 
 
 def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

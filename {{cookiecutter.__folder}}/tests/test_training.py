@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -277,6 +278,9 @@ def test_what_is_not_a_number_ends_the_training_and_is_not_saved(
     assert (refused.code, refused.errors.splitlines()[-1].startswith("error: the ")) == (1, True), refused.errors
     assert {"loss": "loss is nan", "weights": "weights are not numbers"}[broken] in refused.errors
     assert "after step 20: lower optim.lr" in refused.errors
+    assert f"the next start resumes from {folder}/checkpoints/last_16.pt, which is from before" in refused.errors
+    # What has ended it is in the log too.
+    assert (folder / "log.txt").read_text().splitlines()[-1].endswith(refused.errors.splitlines()[-1])
     assert sorted(file.name for file in (folder / "checkpoints").glob("last_*")) == ["last_15.pt", "last_16.pt"]
     assert all(weight.isfinite().all() for weight in Run(folder, "").weights().values())
 
@@ -320,7 +324,7 @@ def test_an_average_of_the_weights_is_measured_and_resumes(tmp_path: Path, monke
         assert evaluated["val_error"] == record["val_error"]
 
 
-def test_the_log_says_what_depends_on_the_number_of_processes(tmp_path: Path) -> None:
+def test_the_log_says_what_depends_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("--train.max_iterations", "2", "--data.batch_size", "60", "--optim.accumulation_steps", "2")
     plain = train(tmp_path / "plain", 1, *settings)
     assert "another number of processes" not in plain.log
@@ -328,6 +332,12 @@ def test_the_log_says_what_depends_on_the_number_of_processes(tmp_path: Path) ->
     assert "training: 2 steps of 60 samples, 60 on each process; an epoch has 17 steps, and leaves out 4" in plain.log
     batch_norm = train(tmp_path / "batch_norm", 1, *settings, "--task.batch_norm", "true")
     assert "BatchNorm1d normalizes over 30 samples at a time: another number of processes" in batch_norm.log
+    assert "the loss of a batch is" not in plain.log
+    # Divided by what differs from part to part, as weights of the samples are.
+    mean = nn.functional.l1_loss
+    monkeypatch.setattr(objective, "loss", lambda outputs, targets: mean(outputs, targets) / targets.norm())
+    weighted = train(tmp_path / "weighted", 1, *settings)
+    assert re.search(r"the loss of a batch is \S+, the mean of those of its halves \S+: another number", weighted.log)
     dropout = train(tmp_path / "dropout", 1, *settings, "--task.dropout", "0.1")
     shown = "a step draws random numbers, other ones on each rank: another number of processes" in dropout.log
     assert shown == distributed.hardware.SHOWS_DRAWS
@@ -476,7 +486,8 @@ def test_a_checkpoint_of_another_model_is_refused(alone: Run, tmp_path: Path) ->
 
 def two_groups(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:
     """Learn the last layer faster than the others, and let its weights decay."""
-    head = {"params": model.get_submodule("head").parameters(), "lr": 2 * settings.optim.lr, "weight_decay": 0.1}
+    decay = 10 * settings.optim.weight_decay
+    head = {"params": model.get_submodule("head").parameters(), "lr": 2 * settings.optim.lr, "weight_decay": decay}
     others = {"params": model.get_submodule("layers").parameters(), "weight_decay": 0.0}
     return torch.optim.AdamW([others, head], settings.optim.lr)
 
@@ -496,6 +507,9 @@ def test_parameter_groups_keep_their_own_settings_over_a_stop(tmp_path: Path, mo
         others, head = trained.saved()["optimizer"]["param_groups"]
         assert head["lr"] == pytest.approx(2 * others["lr"])
         assert (others["weight_decay"], head["weight_decay"]) == (0.0, 0.1)
+    more = train(tmp_path / "parts", 1, "--train.epochs", "3", "--optim.weight_decay", "0.02")
+    others, head = more.saved()["optimizer"]["param_groups"]
+    assert (others["weight_decay"], head["weight_decay"]) == (0.0, 0.2)
 
 
 def test_the_settings_of_a_resumed_run_win_over_its_checkpoint(tmp_path: Path) -> None:

@@ -253,7 +253,20 @@ class Reader:
 
     def fetch(self, indices: list[int], *seeds: Tensor) -> Any:
         """Return a list of samples, or a batch."""
-        return self.fetch_many(indices, *seeds) if self.fetch_many else [self.dataset[index] for index in indices]
+        if self.fetch_many:
+            return self.fetch_many(indices, *seeds)
+        samples = []
+        for index in indices:
+            try:
+                samples.append(self.dataset[index])
+            except UsageError:
+                raise
+            except Exception as error:
+                # Below its traceback; Python 3.10 has no notes.
+                if hasattr(error, "add_note"):
+                    error.add_note(f"in {type(self.dataset).__name__}[{index}]")
+                raise
+        return samples
 
     def fetch_one_by_one(self, indices: list[int], seeds: npt.NDArray[np.int64]) -> list[Any]:
         """Return a list of samples, each with random numbers of its own."""

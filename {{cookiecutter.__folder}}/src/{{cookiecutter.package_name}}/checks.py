@@ -125,6 +125,11 @@ def number_of_nodes() -> int:
     return number_in_environment("NNODES", "a number of nodes") or 1
 
 
+def project_folder() -> Path:
+    """Return the folder that holds scripts/: this one, or that of the package's source."""
+    return Path() if Path("scripts").is_dir() else Path(__file__).parents[2]
+
+
 def free_port() -> int:
     """Return a port of this machine that nobody listens at."""
     with socket.socket() as probe:

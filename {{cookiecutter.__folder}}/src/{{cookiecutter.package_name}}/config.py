@@ -53,7 +53,8 @@ class OptimConfig:
     clip_norm: float | None = None
     """scale the gradients of a step down to this norm; null leaves them"""
     accumulation_steps: int = 1
-    """parts of the batch whose gradients are added up before the step, to need less memory; the step is the same"""
+    """parts of the batch whose gradients are added up before the step, to need less memory; the step is the same, if the
+    loss is a mean over the samples"""
 
     ema_decay: float | None = None
     """measure, and keep as the best, a moving average of the weights: 0.999 averages over some thousand steps"""

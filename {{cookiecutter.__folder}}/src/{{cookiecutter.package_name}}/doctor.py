@@ -30,16 +30,20 @@ SIZES = ((1024, 50), (64 * 2**20, 5))
 EXCHANGE_LIMIT_S = 120.0
 
 
-def examine(config: Config, world_sizes: Sequence[int]) -> Iterator[Check]:
-    """Yield every check that one process can make alone, for each number of processes that there may be."""
+def examine(config: Config, world_sizes: Sequence[int], starts: bool = True) -> Iterator[Check]:
+    """Yield every check that one process can make alone, for each number of processes that there may be.
+
+    Without ``starts``, none of what is needed to start other processes.
+    """
     yield Check("versions", True, ", ".join(f"{name} {version}" for name, version in distributed.versions().items()))
-    yield from distributed.checks(config.distributed)
+    yield from distributed.checks(config.distributed, starts=starts)
     yield from setting_checks(config, world_sizes)
 
 
 def preflight(config: Config) -> None:
     """Raise UsageError with the first check that fails, in one sentence; ``train`` runs it before it starts processes."""
-    require(examine(config, possible_world_sizes(config.distributed)))
+    sizes = possible_world_sizes(config.distributed)
+    require(examine(config, sizes, starts=sizes != [1]))
 
 
 def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:

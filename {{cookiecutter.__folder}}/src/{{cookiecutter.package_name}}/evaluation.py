@@ -70,7 +70,8 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
     losses: list[Tensor] = []
     with evaluating(model):
         pairs = predict(model, loader, config, losses)
-        if idist.get_world_size() == 1 or (batches.reach_every_rank and not any(map(keeps_samples, metrics.values()))):
+        together = not batches.reach_every_rank or any(map(needs_all_samples, metrics.values()))
+        if idist.get_world_size() == 1 or not together:
             scorer.run(pairs, epoch_length=len(loader))
         else:
             everyones = gather(list(pairs))
@@ -135,18 +136,22 @@ def gather(pairs: list[Pair]) -> list[Pair]:
     return [pair for pair in chain.from_iterable(zip_longest(*everyones)) if pair is not None]
 
 
-def keeps_samples(part: Any) -> bool:
-    """Tell whether a metric keeps the samples themselves, in a list, until it is computed.
+def needs_all_samples(part: Any) -> bool:
+    """Tell whether a metric is right only where it sees the samples of all ranks.
 
-    ignite gathers them over the ranks only if each has the same number. A list that is something else does no harm.
+    One that keeps the samples themselves, in a list, is, as ignite gathers them only if each rank has the same number; a
+    list that is something else does no harm. So is one whose ``compute`` is somebody's own, without ignite's decorator
+    ``sync_all_reduce``: it would be that of one rank.
     """
     if isinstance(part, MetricsLambda):
         # Its list of arguments is no samples, but a metric among them may keep some.
-        return any(map(keeps_samples, (*part.args, *part.kwargs.values())))
+        return any(map(needs_all_samples, (*part.args, *part.kwargs.values())))
     if isinstance(part, Metric):
-        return any(map(keeps_samples, vars(part).values()))
+        compute = type(part).compute
+        adds_up = compute.__module__.startswith("ignite.") or hasattr(compute, "_decorated")
+        return not adds_up or any(map(needs_all_samples, vars(part).values()))
     if isinstance(part, tuple | dict):
-        return any(map(keeps_samples, part.values() if isinstance(part, dict) else part))
+        return any(map(needs_all_samples, part.values() if isinstance(part, dict) else part))
     return isinstance(part, list)
 
 

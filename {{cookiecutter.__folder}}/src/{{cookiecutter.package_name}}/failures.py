@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from .errors import UsageError
 
 
 @contextmanager
@@ -41,8 +44,13 @@ def tell(error: Exception, rank: int, lost: str, find_silent: Callable[[], str])
 
 
 def say(text: str) -> None:
-    """Print to standard error, at once."""
+    """Print to standard error, at once, and to log.txt where this process writes it."""
     print(text, file=sys.stderr, flush=True)
+    for handler in logging.getLogger(__package__).handlers:
+        if isinstance(handler, logging.FileHandler):
+            # It may be the very file that cannot be written.
+            with suppress(UsageError):
+                handler.handle(logging.makeLogRecord({"msg": text}))
 
 
 def explain(error: Exception) -> str:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from . import collectives, early_signals
+from . import collectives, early_signals, storage
 from .distributed import hardware, launcher
 from .errors import UsageError
 from .meter import Meter
@@ -124,9 +124,10 @@ def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Mo
     if math.isfinite(loss) and (not weights or bool(torch.stack(weights).all())):
         return
     what = "weights are not numbers" if math.isfinite(loss) else f"loss is {loss:g}"
+    saved = storage.saved_checkpoints(run.checkpoints, "last")
     raise UsageError(
         f"the {what} after step {trainer.state.iteration}: lower optim.lr, set optim.clip_norm, or look for such numbers in "
-        f"the data; the checkpoints in {run.checkpoints} are from before, and the next start resumes from the last of them",
+        f"the data; the next start resumes from {saved[-1] if saved else 'the beginning'}, which is from before",
         1,
     )
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import ignite.distributed as idist
+import torch
 from ignite.engine import Engine
+from ignite.utils import apply_to_tensor, convert_tensor
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .config import Config
 from .distributed import hardware
+from .engines import LOSSES, cut
+from .evaluation import evaluating
 from .randomness import has_drawn
+from .task import objective
 
 logger = logging.getLogger(__package__)
 
@@ -56,4 +62,33 @@ def tell_of_draws(trainer: Engine, config: Config) -> None:
     elif has_drawn(idist.device(), config.train.seed, idist.get_rank(), trainer.state.iteration):
         logger.info(
             "a step draws random numbers, other ones on each rank: another number of processes learns otherwise"
+        )
+
+
+def tell_of_loss(trainer: Engine, model: nn.Module, config: Config) -> None:
+    """Log, after a step, if the loss of a batch is not the mean of the losses of its halves.
+
+    What is averaged over processes is not that of the whole batch then, as where samples have weights, or targets are left out.
+    """
+    if LOSSES:
+        return
+    # What is compiled would be compiled once more.
+    eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
+    batch: Any = trainer.state.batch
+    with torch.no_grad(), evaluating(model), eager:
+        try:
+            batch = convert_tensor(batch, idist.device())
+            answered = objective.forward(model, batch)
+            even: Any = apply_to_tensor(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
+            outputs, targets = even
+            whole = float(objective.loss(outputs, targets))
+            halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]
+        except Exception:  # noqa: BLE001 - such a batch cannot be cut, and the training itself has taken it
+            return
+    if abs(whole - sum(halves) / 2) > 1e-3 * abs(whole):
+        logger.info(
+            "the loss of a batch is %.6g, the mean of those of its halves %.6g: another number of processes, or of "
+            "optim.accumulation_steps, learns otherwise",
+            whole,
+            sum(halves) / 2,
         )

@@ -23,11 +23,10 @@ from .engines import LOSSES, create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
-from .introduction import introduce, tell_of_draws, title_of
+from .introduction import introduce, tell_of_draws, tell_of_loss, title_of
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
 from .run_directory import RunDirectory, device_name
-from .task import objective
 from .task.data import load
 from .task.model import create_model
 
@@ -87,6 +86,7 @@ def train(run: RunDirectory, config: Config) -> int:
 
     resumed_from = checkpoints.checkpoint_to_resume(run)
     if resumed_from:
+        of_groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         checkpoints.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
         checkpoints.take_stock(run.checkpoints, save_last, save_best)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
@@ -95,11 +95,10 @@ def train(run: RunDirectory, config: Config) -> int:
                 f"an epoch of {resumed_from} has {trainer.state.epoch_length} steps, with these settings it has "
                 f"{len(batches)}: keep data.batch_size and the task's settings, or choose another train.run_dir"
             )
-        # The schedule belongs to the settings, not to the checkpoint: more epochs, or another rate, change its course.
+        # The schedule and the optimizer's settings are those of now: more epochs, or another rate, change their course.
         scheduler.lr_scheduler.last_epoch = trainer.state.iteration
-        if not hasattr(objective, "create_optimizer"):
-            for group in optimizer.param_groups:
-                group["weight_decay"] = config.optim.weight_decay
+        for group, settings in zip(optimizer.param_groups, of_groups, strict=True):
+            group.update(settings)
     run.take_up_records(trainer.state.iteration)
     evaluations = trainer.state.iteration // evaluate_every
     if run.writes and len(run.records) < evaluations and not run.changes:
@@ -157,7 +156,9 @@ def train(run: RunDirectory, config: Config) -> int:
     # Which samples come next follows from the number of steps done: a resumed run takes the right ones.
     trainer.add_event_handler(Events.EPOCH_STARTED, lambda: batches.start_at(trainer.state.iteration))
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
-    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1), tell_of_draws, config)
+    first_step = Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1)
+    trainer.add_event_handler(first_step, tell_of_draws, config)
+    trainer.add_event_handler(first_step, tell_of_loss, plain_model, config)
     meter.attach(trainer)
     step_log = handlers.StepLog(trainer, meter, optimizer, run)
     step_log.attach(config.train.log_every, last_step)

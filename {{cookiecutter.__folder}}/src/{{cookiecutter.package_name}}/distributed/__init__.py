@@ -73,10 +73,11 @@ def local_command(nproc_per_node: int | None, arguments: list[str]) -> list[str]
     return starter.local_command(nproc_per_node, [command, *options])
 
 
-def checks(config: DistributedConfig, machine: bool = True, here: bool = False) -> Iterator[Check]:
+def checks(config: DistributedConfig, machine: bool = True, here: bool = False, starts: bool = True) -> Iterator[Check]:
     """Yield what this machine needs for the target, the most basic first.
 
-    ``machine``: also what only torch can tell; ``here``: for processes of this machine alone.
+    ``machine``: also what only torch can tell; ``here``: for processes of this machine alone; ``starts``: also what
+    starts them.
     """
     if machine:
         hardware.hide_others(config.device)
@@ -84,7 +85,8 @@ def checks(config: DistributedConfig, machine: bool = True, here: bool = False) 
 
         yield from backend.checks(config)
         yield hardware.check(config.device, config.nproc_per_node or 1)
-    yield from starter.checks() if here else launcher.checks()
+    if starts:
+        yield from starter.checks() if here else launcher.checks()
 
 
 def versions() -> dict[str, str]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..checks import Check, command_check
+from ..checks import Check, command_check, project_folder
 from ..config import Ranks, Size
 from ..errors import UsageError
 from . import starter
@@ -30,7 +30,7 @@ def size(nproc_per_node: int | None) -> Size:
     """
     variables = {**os.environ, **({"NPROC_PER_NODE": str(nproc_per_node)} if nproc_per_node else {})}
     asked = [sys.executable, "scripts/manifest.py", "--size", _manifest()]
-    done = subprocess.run(asked, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(asked, cwd=project_folder(), env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UsageError(done.stderr.strip().removeprefix("error: "), done.returncode)
     nnodes, nproc = map(int, done.stdout.split())

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..checks import Check, command_check, number_of_nodes
+from ..checks import Check, command_check, number_of_nodes, project_folder
 from ..config import Ranks, Size
 from ..errors import UsageError
 from . import hardware, starter
@@ -42,7 +42,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
     """
     if any(word.startswith("--train.run_dir") for word in settings):
         raise UsageError("choose the run directory with RUN_DIR=..., so that the job knows it too")
-    steps = [file.stem.removeprefix("step-") for file in sorted(Path("scripts").glob("step-*.sh"))]
+    steps = [file.stem.removeprefix("step-") for file in sorted(project_folder().glob("scripts/step-*.sh"))]
     wanted = os.environ.get("STARTER", "srun")
     if wanted not in steps:
         raise UsageError(f"there is no STARTER {wanted}: choose {' or '.join(steps)}")
