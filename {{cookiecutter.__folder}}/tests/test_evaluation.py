@@ -116,6 +116,14 @@ def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch:
     assert [int(outputs) for outputs, _ in pairs] == [0, 1, 2, 3, 4]
 
 
+def test_metrics_that_ask_torch_find_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As torchmetrics does before it adds up over the processes.
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with evaluation.as_one_process():
+        assert not torch.distributed.is_initialized()
+    assert torch.distributed.is_initialized()
+
+
 def test_evaluation_leaves_every_module_in_its_mode() -> None:
     frozen = nn.Dropout().eval()
     model = nn.ModuleDict({"frozen": frozen, "other": nn.Dropout()})

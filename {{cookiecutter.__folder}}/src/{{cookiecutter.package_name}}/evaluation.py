@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ignite.distributed as idist
 import torch
@@ -157,14 +158,16 @@ def needs_all_samples(part: Any) -> bool:
 
 @contextmanager
 def as_one_process() -> Iterator[None]:
-    """Let ignite's metrics compute inside the ``with`` block as if this process were the only one.
+    """Let metrics compute inside the ``with`` block as if this process were the only one.
 
-    Some cannot do otherwise on a rank without samples, or on ranks with different numbers of them.
+    Some cannot do otherwise on a rank without samples, or on ranks with different numbers of them. Others, such as those of
+    torchmetrics, ask torch whether there are more processes, and would add up what each of them has seen in full.
     """
     model, need_to_sync = idist_utils._model, idist_utils._need_to_sync
     idist_utils._model, idist_utils._need_to_sync = _SerialModel(), False
     try:
-        yield
+        with patch.object(torch.distributed, "is_initialized", return_value=False):
+            yield
     finally:
         idist_utils._model, idist_utils._need_to_sync = model, need_to_sync
 
