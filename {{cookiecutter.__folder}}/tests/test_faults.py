@@ -165,7 +165,7 @@ def test_a_sample_that_cannot_be_read_is_named_by_the_process_that_reads_it(
     ended = run(distributed.local_command(processes, arguments), FOLDERS["small"])
     assert ended.code == 1
     told = re.findall(r"^error: .*", ended.errors, re.MULTILINE)
-    assert [re.sub(r"\d+", "N", line) for line in told] == ["error: sample N is damaged: mend it"], ended.errors
+    assert [re.sub(r"\d+", "N", line) for line in told] == ["error: sample N is damaged: fix it"], ended.errors
     assert "Caught" not in ended.errors
 
 

@@ -86,7 +86,7 @@ class TrainConfig:
     save_every: str | None = None
     """how often to save a checkpoint also between evaluations: epochs or steps"""
     patience: int | None = None
-    """end the training after so many evaluations in a row without a better score; null goes on to the end"""
+    """end the training after so many evaluations in a row without a better score; null trains to the end"""
     seed: int = 0
     """of the first weights, the order of the samples, dropout and augmentation"""
     run_dir: str = "runs/default"

@@ -114,7 +114,7 @@ def _bar() -> Progress:
 
 
 def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Module | None = None) -> None:
-    """Refuse to go on, and to save, with a loss or weights of a model that are not numbers.
+    """Refuse to continue, and to save, with a loss or weights of a model that are not numbers.
 
     Raises:
         UsageError: on every rank, as the loss is that of all.

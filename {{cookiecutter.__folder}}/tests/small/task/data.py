@@ -33,7 +33,7 @@ class Points:
     def __getitem__(self, index: int) -> Sample:
         assert type(index) is int
         if str(index) == os.environ.get("SMALL_LACKS_SAMPLE"):
-            raise import_module("..errors", __package__).UsageError(f"sample {index} is damaged: mend it")
+            raise import_module("..errors", __package__).UsageError(f"sample {index} is damaged: fix it")
         if get_worker_info() and os.environ.get("SMALL_KILLS_WORKER"):
             os.kill(os.getpid(), signal.SIGKILL)
         x = self.x[index]

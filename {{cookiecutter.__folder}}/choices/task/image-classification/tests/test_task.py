@@ -112,7 +112,7 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
             with naming(str(file)):
                 Image.open(file).convert("RGB")
         except UsageError as refused:
-            told = re.fullmatch(r".*/(\w+).png is not an image that can be read \((.*)\): mend it.*", str(refused))
+            told = re.fullmatch(r".*/(\w+).png is not an image that can be read \((.*)\): fix it.*", str(refused))
             assert told, refused
             reasons[told[1]] = told[2]
     assert reasons == {

@@ -128,7 +128,7 @@ class FolderImages:
 
 
 @contextmanager
-def naming(file: str, fix: str = "mend it or remove it") -> Iterator[None]:
+def naming(file: str, fix: str = "fix it or remove it") -> Iterator[None]:
     """Say which file it is that cannot be decoded inside the ``with`` block, and what to do.
 
     Raises:
