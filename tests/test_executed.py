@@ -644,10 +644,9 @@ def test_every_other_task_is_learned_by_one_process_and_by_two_and_after_a_stop(
     assert whole == stopped
 
 
-# Losses in turns, metrics that keep samples, batches with lists: what a backend could treat in its own way.
 @pytest.mark.horovod
-@pytest.mark.parametrize("task", ["gan", "tabular-regression", "text-classification"])
-def test_a_task_is_learned_with_horovod(install: Installer, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", TASKS)
+def test_every_other_task_is_learned_with_horovod(install: Installer, task: str, tmp_path: Path) -> None:
     target = Target("cpu", "horovod", "horovodrun")
     project = install(target, tmp_path, task=task)
     train(project, target, "--train.max_iterations", "20", processes="2")
