@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROJECT, call, launch, run
+from frame import distributed
 
 
 def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
@@ -42,7 +43,11 @@ def test_the_doctor_times_what_the_processes_exchange() -> None:
 
 @pytest.mark.parametrize("command", [["doctor", "--quiet"], ["train"]])
 @pytest.mark.parametrize("setting", [["--train.run_dir", "/proc/nowhere"], ["--task.requires", "no_such_module"]])
-def test_what_cannot_work_is_said_in_one_sentence_before_training(command: list[str], setting: list[str]) -> None:
+def test_what_cannot_work_is_said_in_one_sentence_before_training(
+    command: list[str], setting: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This machine need not be one from which jobs are submitted.
+    monkeypatch.setattr(distributed.launcher, "checks", list)
     answer = call(*command, *setting, "--distributed.nproc_per_node", "1")
     assert answer.code == 1
     assert answer.errors.startswith("error: ")
