@@ -59,6 +59,14 @@ def check(environment: dict[str, str], tmp_path: Path) -> Check:
     return check
 
 
+def source_of_the_template() -> list[Path]:
+    """Every Python file of a project but its tests, where it lies."""
+    (project,) = ROOT.glob("{{*}}")
+    files = [file for file in project.rglob("*.py") if "tests" not in file.relative_to(project).parts]
+    assert len(files) > 40
+    return files
+
+
 def workflows(name: str) -> bool:
     return name.startswith(".github/workflows/")
 
@@ -75,9 +83,7 @@ def test_python_is_formatted_and_lint_free_by_the_project_s_own_settings(
 @pytest.mark.parametrize("command", ["format --check --diff", "check --output-format=concise"])
 def test_the_template_s_python_is_clean_where_it_lies(check: Check, command: str) -> None:
     """It holds no statement of the template engine; only what imports the package by its name is no Python yet."""
-    (project,) = ROOT.glob("{{*}}")
-    files = [file for file in project.rglob("*.py") if "tests" not in file.relative_to(project).parts]
-    assert len(files) > 40
+    files = source_of_the_template()
     rules = 'lint={extend-select=["B", "I", "RUF", "SIM", "UP"], ignore=["N999"]}'
     settings = ["--isolated", "--config", "line-length=120", "--config", 'target-version="py310"']
     check(tool("ruff"), *command.split(), "--no-cache", *settings, "--config", rules, *files)
@@ -85,8 +91,7 @@ def test_the_template_s_python_is_clean_where_it_lies(check: Check, command: str
 
 def test_the_template_s_python_has_no_finding_of_bandit(check: Check) -> None:
     """But for assertions, commands that are started on purpose, and random numbers that keep no secret."""
-    (project,) = ROOT.glob("{{*}}")
-    files = [file for file in project.rglob("*.py") if "tests" not in file.relative_to(project).parts]
+    files = source_of_the_template()
     # The ranks of one training send each other pickles, as torch's own exchange of objects does.
     trusted = ["--per-file-ignores", "backend.py:S301"]
     ignored = ["--ignore", "S101,S311,S603,S606,S607", *trusted]

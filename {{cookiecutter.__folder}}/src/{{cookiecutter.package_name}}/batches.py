@@ -259,8 +259,6 @@ class Reader:
         for index in indices:
             try:
                 samples.append(self.dataset[index])
-            except UsageError:
-                raise
             except Exception as error:
                 # Below its traceback; Python 3.10 has no notes.
                 if hasattr(error, "add_note"):

@@ -71,8 +71,8 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
     losses: list[Tensor] = []
     with evaluating(model):
         pairs = predict(model, loader, config, losses)
-        together = not batches.reach_every_rank or any(map(needs_all_samples, metrics.values()))
-        if idist.get_world_size() == 1 or not together:
+        apart = batches.reach_every_rank and not any(map(needs_all_samples, metrics.values()))
+        if idist.get_world_size() == 1 or apart:
             scorer.run(pairs, epoch_length=len(loader))
         else:
             everyones = gather(list(pairs))

@@ -125,9 +125,10 @@ def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Mo
         return
     what = "weights are not numbers" if math.isfinite(loss) else f"loss is {loss:g}"
     saved = storage.saved_checkpoints(run.checkpoints, "last")
+    then = f"resumes from {saved[-1]}, which is from before" if saved else "begins anew, as none was saved"
     raise UsageError(
         f"the {what} after step {trainer.state.iteration}: lower optim.lr, set optim.clip_norm, or look for such numbers in "
-        f"the data; the next start resumes from {saved[-1] if saved else 'the beginning'}, which is from before",
+        f"the data; the next start {then}",
         1,
     )
 
