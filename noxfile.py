@@ -5,7 +5,7 @@
 """The template's chores, each in an environment of its own: ``nox`` runs lint, tests and variants.
 
 ``nox -s demo`` bakes the default project into ./demo and trains it. With CI set, ``nox`` also runs the sessions that
-need root, or gigabytes: horovod, mpi, xla and launchers, and at last matrix.
+need root, or gigabytes, all in one: everything, and at last matrix.
 """
 
 import json
@@ -22,7 +22,7 @@ CI = bool(os.environ.get("CI"))
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
 if CI:
-    nox.options.sessions = ["lint", "tests", "horovod", "mpi", "xla", "launchers", "variants", "matrix"]
+    nox.options.sessions = ["lint", "tests", "everything", "matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:
@@ -78,6 +78,12 @@ def executed(session: nox.Session, marked: str, *options: str) -> None:
 
 
 @nox.session
+def everything(session: nox.Session) -> None:
+    """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes."""
+    executed(session, "not chaos", "-n", "2", "--dist", "worksteal")
+
+
+@nox.session
 def matrix(session: nox.Session) -> None:
     """Write docs/support-matrix.md from what the sessions above have seen; in CI, fail if its rows have changed."""
     session.install("-r", "tests/requirements.txt")
@@ -87,7 +93,7 @@ def matrix(session: nox.Session) -> None:
 @nox.session
 def launchers(session: nox.Session) -> None:
     """Train on two nodes of this machine: Slurm, torchrun, manifests of Kubernetes. Needs root, iproute2 and Slurm."""
-    executed(session, "cluster")
+    executed(session, "cluster", "-n", "2")
 
 
 @nox.session

@@ -6,12 +6,12 @@
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -153,6 +153,19 @@ def end(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def steps_lost(run: Path, newest_is_damaged: bool) -> int:
+    """How far the records of a training that has ended go beyond what it resumes from."""
+    records = run / "steps.jsonl"
+    lines = records.read_text().splitlines() if records.exists() else []
+    # The last one may be half written.
+    done = max(
+        (int(found[1]) for line in lines if (found := re.search(r'"iteration": (\d+)', line))), default=0
+    )
+    saved = sorted(int(file.stem.split("_")[1]) for file in (run / "checkpoints").glob("last_*.pt"))
+    kept = saved[:-1] if newest_is_damaged else saved
+    return max(done - (kept[-1] if kept else 0), 0)
+
+
 def result(project: Installed, run: Path) -> tuple[Any, ...]:
     """What a training has learned and recorded: the weights bit by bit, all records but for the speed."""
     newest = max((run / "checkpoints").glob("last_*.pt"), key=lambda file: int(file.stem.split("_")[1]))
@@ -183,7 +196,8 @@ def test_no_fault_changes_what_is_learned(
         expected[launcher] = result(life.project, life.run)
     assert len({str(one) for one in expected.values()}) == 1
     deadline = time.monotonic() + HOURS * 3600
-    counts: Counter[str] = Counter()
+    # Of each fault: seconds until every process has ended, and steps that the next start has to take again.
+    costs: dict[str, list[tuple[float, int]]] = {}
     number = 0
     while time.monotonic() < deadline:
         number += 1
@@ -197,17 +211,23 @@ def test_no_fault_changes_what_is_learned(
             wait_for(lambda: time.monotonic() > moment or life.has_ended(), "the moment of a fault")  # noqa: B023
             if (run / "summary.json").exists():
                 break
+            struck = time.monotonic()
             fault(life, choose)
             wait_for(life.has_ended, f"every process to end after {fault.__name__} ({launcher})", 120)
-            counts[f"{launcher} {fault.__name__}"] += 1
+            cost = time.monotonic() - struck, steps_lost(run, newest_is_damaged=fault is damage_newest)
+            costs.setdefault(f"{launcher} {fault.__name__}", []).append(cost)
         life.start()
         wait_for(life.has_ended, "the end", 300)
         assert result(life.project, run) == expected[launcher], (
             f"{run} differs; see {run.with_suffix('.log')}"
         )
-        print(f"{number} trainings, {sum(counts.values())} faults: all as undisturbed", flush=True)
-    for name, count in sorted(counts.items()):
-        print(f"{count:4} {name}")
+        print(f"{number} trainings, {sum(map(len, costs.values()))} faults: all as undisturbed", flush=True)
+    for name, measured in sorted(costs.items()):
+        seconds, steps = ([cost[part] for cost in measured] for part in (0, 1))
+        print(
+            f"{len(measured):4} {name}: ended after {statistics.median(seconds):.1f} s (at most {max(seconds):.1f}), "
+            f"{statistics.median(steps):g} steps lost (at most {max(steps)})"
+        )
 
 
 @pytest.mark.chaos
@@ -276,7 +296,8 @@ def pause(moment):
     if os.environ["MOMENT"] == moment and idist.get_rank() == 0 and not file.exists():
         file.touch()
         time.sleep(0.5)
-def pausing_in_a_step(*arguments):
+def pausing_create_trainer(*arguments):
+    pause("start")
     trainer = create_trainer(*arguments)
     trainer.add_event_handler(Events.ITERATION_STARTED(once=25), lambda: pause("step"))
     return trainer
@@ -289,24 +310,26 @@ def pausing_replacing(file):
         yield draft
         if file.name.startswith("last_"):
             pause("saving")
-training.create_trainer, training.evaluate, storage.replacing = pausing_in_a_step, pausing_evaluate, pausing_replacing
+training.create_trainer, training.evaluate, storage.replacing = pausing_create_trainer, pausing_evaluate, pausing_replacing
 """
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "slurm"])
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn", "slurm", "mpirun", "horovodrun"])
 def test_every_signal_at_every_moment_ends_in_a_checkpoint(
     install: Installer, launcher: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if launcher == "slurm":
         request.getfixturevalue("slurm_cluster")
-    project = install(Target("cpu", "gloo", launcher), tmp_path)
+    backend = "horovod" if launcher == "horovodrun" else "gloo"
+    project = install(Target("cpu", backend, launcher), tmp_path)
     package = project.path / "src" / project.package
     (package / "moments.py").write_text(MOMENTS.format(package=project.package))
     training = package / "training.py"
     training.write_text(training.read_text() + "\n\nfrom . import moments\n")
     stops = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
-    for number, moment, workers in itertools.product(stops, ["step", "evaluation", "saving"], [0, 1, 2]):
+    moments = ["start", "step", "evaluation", "saving"]
+    for number, moment, workers in itertools.product(stops, moments, [0, 1, 2]):
         case = f"{number.name}-{moment}-{workers}"
         run, reached = tmp_path / case, tmp_path / f"{case}.reached"
         variables = {"MOMENT": moment, "MOMENT_FILE": str(reached)}

@@ -115,7 +115,13 @@ def test_yaml_passes_yamllint(unique: Unique, check: Check) -> None:
 
 
 def test_workflows_pass_zizmor(unique: Unique, check: Check) -> None:
-    check(tool("zizmor"), "--offline", "--no-progress", "--persona=pedantic", *unique(workflows))
+    check(
+        tool("zizmor"),
+        "--offline",
+        "--no-progress",
+        "--persona=pedantic",
+        *unique(lambda name: name.startswith(".github/")),
+    )
 
 
 def test_workflows_pass_actionlint(unique: Unique, check: Check) -> None:

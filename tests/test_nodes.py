@@ -135,12 +135,13 @@ def test_the_doctor_finds_nodes_that_reach_each_other(start: Start) -> None:
     both = [start(node, *doctor("2")) for node in cluster.NODES]
     for one in both:
         assert one.end(90) == 0, one.said()
-        assert one.said() == "every node reaches every other one: node1 10.77.0.1, node2 10.77.0.2\n"
+        places = ", ".join(f"{node} {cluster.address(node)}" for node in cluster.NODES)
+        assert one.said() == f"every node reaches every other one: {places}\n"
 
 
 def test_the_doctor_finds_a_host_name_that_is_loopback(start: Start, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
-    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node2\n10.77.0.1 node1\n")
+    hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node2\n{cluster.address('node1')} node1\n")
     bound = ["sh", "-c", f'mount --bind {hosts} /etc/hosts; exec "$@"', "sh"]
     one = start("node2", *bound, *doctor("2"))
     assert one.end(60) == 1
@@ -177,19 +178,20 @@ def test_the_doctor_finds_the_wrong_interface(start: Start) -> None:
 
 def test_the_doctor_finds_a_closed_port_and_a_node_that_did_not_come(start: Start) -> None:
     # A route that answers nothing is what a firewall that drops looks like.
+    first_node = cluster.address("node1")
     ip = ["ip", "-n", cluster.namespace("node2")]
-    subprocess.run([*ip, "route", "add", "blackhole", "10.77.0.1/32"], check=True)
+    subprocess.run([*ip, "route", "add", "blackhole", f"{first_node}/32"], check=True)
     try:
         first, second = start("node1", *doctor("2"), *TIMEOUT), start("node2", *doctor("2"), *TIMEOUT)
         assert second.end(150) == 1
         assert (
-            "node2 cannot reach 10.77.0.1:29500 within 15 s: run this on node1 too, and open port"
+            f"node2 cannot reach {first_node}:29500 within 15 s: run this on node1 too, and open port"
             in second.said()
         )
         assert first.end(150) == 1
         assert "1 of 2 nodes came within 15 s: run this on each of them" in first.said()
     finally:
-        subprocess.run([*ip, "route", "del", "blackhole", "10.77.0.1/32"], check=True)
+        subprocess.run([*ip, "route", "del", "blackhole", f"{first_node}/32"], check=True)
 
 
 def doctor(nnodes: str) -> list[str]:

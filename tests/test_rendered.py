@@ -33,7 +33,7 @@ FILES: dict[Condition, str] = {
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
         docs/your-own-task.md
-        src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/checks.py src/PKG/collectives.py
+        src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/binding.py src/PKG/checks.py src/PKG/collectives.py
         src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
         src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/introduction.py
         src/PKG/launch.py src/PKG/loader_server.py src/PKG/meter.py src/PKG/optimization.py src/PKG/randomness.py src/PKG/run_directory.py
@@ -50,7 +50,7 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["license"] != "none": "LICENSE",
     lambda answers: answers["task"] not in ("gan", "minimal"): "src/PKG/task/predict.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
-    lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml",
+    lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml .github/dependabot.yml",
     lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",
     lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch scripts/step-srun.sh",
     lambda answers: answers["__launcher"] == "slurm" and answers["__starter"] == "torchrun": (

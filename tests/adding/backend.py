@@ -81,7 +81,7 @@ def optimizer_step(
     return norm
 
 
-def lost_peer(error: Exception) -> str:
+def lost_peer(error: BaseException) -> str:
     """Return what an exchange says that failed because of another process."""
     return str(error) if "gloo/" in str(error) else ""
 

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-STATE = Path("/run/ddl-template-cluster")
+# Tests that run beside each other have a cluster each: pytest-xdist's worker gw1 has number 1.
+NUMBER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+STATE = Path(f"/run/ddl-template-cluster{NUMBER or ''}")
 NODES = ("node1", "node2")
-SWITCH = "ddl0"
-NETWORK = "10.77.0"
+SWITCH = f"ddl{NUMBER}"
+NETWORK = f"10.77.{NUMBER}"
 # The machine itself, where the jobs are submitted from.
 GATEWAY = f"{NETWORK}.254"
 SLURM_CONF = STATE / "slurm.conf"
@@ -42,7 +44,12 @@ def address(node: str) -> str:
 
 def namespace(node: str) -> str:
     """Return the network namespace of a node."""
-    return f"ddl-{node}"
+    return f"{SWITCH}-{node}"
+
+
+def cable(node: str) -> str:
+    """Return the device at the switch's end of a node's network cable."""
+    return f"{SWITCH}-{NODES.index(node) + 1}"
 
 
 def enter(node: str) -> list[str]:
@@ -79,13 +86,13 @@ def up(slurm: bool) -> None:
         _ip("link", "add", SWITCH, "type", "bridge")
         _ip("addr", "add", f"{GATEWAY}/24", "dev", SWITCH)
         _ip("link", "set", SWITCH, "up")
-    for number, node in enumerate(NODES, 1):
-        space, cable = namespace(node), f"ddl{number}"
+    for node in NODES:
+        space = namespace(node)
         if Path("/run/netns", space).exists():
             continue
         _ip("netns", "add", space)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
-        _ip("link", "set", cable, "master", SWITCH, "up")
+        _ip("link", "add", cable(node), "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "set", cable(node), "master", SWITCH, "up")
         _ip("-n", space, "addr", "add", f"{address(node)}/24", "dev", "eth0")
         _ip("-n", space, "link", "set", "eth0", "up")
         _ip("-n", space, "link", "set", "lo", "up")
@@ -100,9 +107,9 @@ def down() -> None:
     of_nodes = [f"{daemon}-{node}" for daemon in ("slurmd", "sshd") for node in NODES]
     for name in (*of_nodes, "slurmctld", "munged"):
         _stop(name)
-    for number, node in enumerate(NODES, 1):
+    for node in NODES:
         # Its cable first: the kernel removes it with its node, at a time of its own.
-        _unplug(f"ddl{number}")
+        _unplug(cable(node))
         if Path("/run/netns", namespace(node)).exists():
             for pid in processes(node):
                 with suppress(ProcessLookupError):
@@ -146,12 +153,12 @@ def command_line(pid: int) -> str:
 
 def cut(node: str) -> None:
     """Pull the network cable of ``node``."""
-    _ip("link", "set", f"ddl{NODES.index(node) + 1}", "down")
+    _ip("link", "set", cable(node), "down")
 
 
 def restore(node: str) -> None:
     """Plug the network cable of ``node`` in again."""
-    _ip("link", "set", f"ddl{NODES.index(node) + 1}", "up")
+    _ip("link", "set", cable(node), "up")
 
 
 def crash(node: str) -> None:
@@ -262,7 +269,7 @@ def _slurm_configuration() -> str:
     settings = {
         "ClusterName": "ddl",
         "SlurmctldHost": f"{os.uname().nodename}({GATEWAY})",
-        "SlurmctldPort": "16817",
+        "SlurmctldPort": str(16817 + NUMBER),
         "FirstJobId": first_job.read_text(),
         "SlurmUser": "root",
         "SlurmdUser": "root",

@@ -14,11 +14,13 @@ exec unshare --mount --propagation private bash -euo pipefail -c '
   provide() { cmp --silent "$1" "$root/$2" || cp --dereference "$1" "$root/$2"; }
   provide /etc/resolv.conf etc/resolv.conf
   provide "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" etc/ssl/certs/ca-certificates.crt
-  # The test cluster, where it is up: MPI finds its place in a job there.
-  if [[ -d /run/ddl-template-cluster ]]; then
-    mkdir -p "$root/run/ddl-template-cluster"
-    mount --rbind /run/ddl-template-cluster "$root/run/ddl-template-cluster"
-  fi
+  # The test clusters that are up: MPI finds its place in a job there.
+  for cluster in /run/ddl-template-cluster*; do
+    if [[ -d "$cluster" ]]; then
+      mkdir -p "$root$cluster"
+      mount --rbind "$cluster" "$root$cluster"
+    fi
+  done
   exec chroot "$root" env HOME=/root LANG=C.UTF-8 PYTHONPATH="$1/src" PATH="/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     sh -c '\''cd "$0" && exec "$@"'\'' "$@"

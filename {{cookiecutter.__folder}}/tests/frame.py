@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from {{ cookiecutter.package_name }} import (
         batches,
+        binding,
         checks,
         command_line,
         config,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 else:
     from small import (
         batches,
+        binding,
         checks,
         command_line,
         config,
@@ -52,6 +54,7 @@ task_model = import_module("small.task.model")
 __all__ = [
     "backend",
     "batches",
+    "binding",
     "checks",
     "command_line",
     "config",

@@ -1,6 +1,7 @@
 """Settings: their defaults, and what is refused."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -46,6 +47,16 @@ def test_bad_usage_is_refused_in_one_sentence(arguments: list[str], sentence: st
     assert answer.code == 2
     assert sentence in answer.errors
     assert answer.errors.count("\n") == 1
+
+
+def test_a_setting_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("data:\n  batch_size: 64\noptim:\n  lr: 0.1\ndata:\n  num_workers: 1\n")
+    answer = call("train", "--config", str(file))
+    assert (answer.code, answer.errors.count("\n")) == (2, 1)
+    assert "(line 5, column 1: data stands twice)" in answer.errors
+    file.write_text("optim:\n  lr: 0.1\n  name: sgd\n  lr: 0.2\n")
+    assert "(line 4, column 3: lr stands twice)" in call("train", "--config", str(file)).errors
 
 
 HELP = """\

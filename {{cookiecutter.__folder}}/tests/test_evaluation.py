@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run, call, launch, train
-from frame import backend, config, evaluation, objective, task_model
+from frame import backend, binding, config, evaluation, objective, task_model
 from ignite.metrics import MeanAbsoluteError, MetricsLambda
 from ignite.metrics.regression.median_absolute_error import MedianAbsoluteError
 from torch import nn
@@ -100,7 +100,7 @@ def test_metrics_are_the_same_for_any_number_of_processes(
 )
 def test_a_metric_that_needs_all_samples_is_known(metrics: str, needs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_METRICS", metrics)
-    assert any(map(evaluation.needs_all_samples, evaluation.create_metrics().values())) == needs
+    assert any(map(evaluation.needs_all_samples, evaluation.create_metrics(binding.bind(None, None)).values())) == needs
 
 
 def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,13 @@ def test_a_folder_that_is_removed_ends_the_training_in_one_sentence(
         # Of the task itself: nobody is gone.
         (ConnectionResetError("Connection reset by peer"), "failed at step 1:\nTraceback"),
         (RuntimeError("Timed out waiting for the server"), "failed at step 1:\nTraceback"),
+        # It has not finished the training, whatever the code.
+        (SystemExit(0), "failed at step 1:\nTraceback"),
     ],
 )
-def test_the_cause_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str) -> None:
+def test_the_cause_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, sentence: str
+) -> None:
     def failing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise error
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ import yaml
 from conftest import FOLDERS, Run, call, run, train
 from frame import (
     backend,
+    binding,
     config,
     curves,
     distributed,
@@ -142,7 +144,7 @@ def test_a_stopped_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> N
     assert_equal_weights(whole, parts, tolerance=0)
 
 
-def test_each_of_several_losses_updates_its_own_group_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_losses_updates_its_own_group_in_turn() -> None:
     first, second = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
     model = nn.ModuleDict({"first": first, "second": second})
     for layer in (first, second):
@@ -153,12 +155,12 @@ def test_each_of_several_losses_updates_its_own_group_in_turn(monkeypatch: pytes
         # By now the first weight is 0.9.
         yield "two", (model["first"](batch) * model["second"](batch)).mean()
 
-    monkeypatch.setattr(engines, "LOSSES", losses)
+    in_turns = replace(binding.bind(None, None), losses=losses)
     groups = [{"name": "one", "params": [first.weight]}, {"name": "two", "params": [second.weight]}]
     optimizer = torch.optim.SGD(groups, 0.1)
     scaler = torch.amp.GradScaler(enabled=False)
     batch = torch.ones(4, 1)
-    loss, measured = engines.update_in_turns(model, optimizer, scaler, config.Config(), batch)
+    loss, measured = engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, batch)
     assert (first.weight.item(), second.weight.item()) == pytest.approx((0.9, 1 - 0.1 * 0.9))
     assert float(loss) == pytest.approx(1 + 0.9)
     assert {name: float(value) for name, value in measured.items()} == pytest.approx({"loss_one": 1, "loss_two": 0.9})
@@ -166,7 +168,47 @@ def test_each_of_several_losses_updates_its_own_group_in_turn(monkeypatch: pytes
     with pytest.raises(
         errors.UsageError, match=r"losses in objective.py yields two, create_optimizer has groups one, three"
     ):
-        engines.update_in_turns(model, optimizer, scaler, config.Config(), batch)
+        engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, batch)
+
+
+def test_the_objective_gets_the_settings_and_the_data_that_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[Any] = set()
+
+    def forward(model: nn.Module, data: Any) -> Any:
+        # The second one is the batch, whatever its name.
+        return model(data["x"]), data["y"]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor, settings: Any) -> torch.Tensor:
+        asked.add(("loss", settings.width))
+        return nn.functional.mse_loss(outputs, targets)
+
+    def metrics(device: torch.device, *, data: Any, settings: Any) -> Any:
+        asked.add(("metrics", len(data.val), settings.width))
+        return plain(device)
+
+    def write_examples(model: nn.Module, folder: Path, step: int, data: Any) -> None:
+        (folder / "examples").write_text(f"{step} {len(data.train)}")
+
+    plain = objective.metrics
+    whole = train(tmp_path / "plain", 1, "--train.epochs", "1", "--task.width", "8")
+    for function in (forward, loss, metrics, write_examples):
+        monkeypatch.setattr(objective, function.__name__, function, raising=False)
+    run = train(tmp_path / "run", 1, "--train.epochs", "1", "--task.width", "8")
+    assert asked == {("loss", 8), ("metrics", 300, 8)}
+    assert (run.path / "examples/examples").read_text() == "16 1024"
+    assert without_times(run.records) == without_times(whole.records)
+    evaluated = json.loads(call("evaluate", "--checkpoint", str(run.path), *ONE).output)
+    assert evaluated["val_error"] == run.records[-1]["val_error"]
+    assert call("export", "--checkpoint", str(run.path), "--folder", str(tmp_path / "export")).code == 0
+    monkeypatch.setattr(objective, "loss", lambda outputs, targets, weights: outputs.mean())
+    refused = call("train", "--train.run_dir", str(tmp_path / "refused"), *ONE)
+    assert refused.code == 1
+    assert refused.errors.splitlines()[-1] == (
+        "error: loss in task/objective.py: missing a required argument: 'weights': it is called with outputs and targets, "
+        "and with the task's settings and data if it has parameters of these names"
+    )
 
 
 # All that draws random numbers or looks at several samples, measured and saved at odd moments.
@@ -222,7 +264,8 @@ def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.Monk
         monkeypatch.setattr("ignite.distributed.get_rank", lambda rank=rank: rank)
         model = Drawn()
         optimizer = torch.optim.SGD([model.weight], 0.1)
-        trainer = engines.create_trainer(model, optimizer, torch.amp.GradScaler("cpu", enabled=False), config.Config())
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        trainer = engines.create_trainer(model, optimizer, scaler, config.Config(), binding.bind(None, None))
         trainer.run([{"x": torch.ones(2, 3), "y": torch.ones(2)}] * 2)
     assert len(set(drawn)) == 4
     assert drawn[2:4] == drawn[4:6]

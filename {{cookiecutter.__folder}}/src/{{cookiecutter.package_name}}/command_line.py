@@ -24,6 +24,24 @@ SETTINGS = [f"{section}.{item.name}" for section, cls in SECTIONS.items() for it
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text, in quotes", type(None): "null"}
 
 
+class OnceLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML itself takes the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping.
+
+        Raises:
+            ConstructorError: if a key stands twice, with the place of the second one.
+        """
+        seen: list[Any] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"{key.value} stands twice"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            seen.append(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def add_settings(parser: ArgumentParser) -> None:
     """Give ``parser`` the option --config and one option --section.field for every setting."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -72,7 +90,7 @@ def check_file(name: str) -> None:
     if not os.path.isfile(name):
         raise UsageError(f"there is no file {name}: give --config a file of settings, such as {DEFAULT_CONFIG}")
     try:
-        content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        content = OnceLoader(Path(name).read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise UsageError(f"{name} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import ignite.distributed as idist
@@ -12,26 +11,28 @@ from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 
 from . import collectives
+from .binding import Objective
 from .config import Config
 from .distributed import backend
 from .errors import UsageError
 from .randomness import seed_step
-from .task import objective
 
-# A task may have several losses, each for its own parameters, as two networks that play against each other.
-LOSSES: Callable[[nn.Module, Any], Iterator[tuple[str, Tensor]]] | None = getattr(objective, "losses", None)
 AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def create_trainer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: Config,
+    objective: Objective,
 ) -> Engine:
     """Return the engine whose step updates the weights and outputs the batch's mean loss, still on the device.
 
     Nothing here waits for the device: ``Meter`` sums the loss there until it is looked at.
     """
     device, rank = idist.device(), idist.get_rank()
-    update = update_in_turns if LOSSES else update_once
+    update = update_in_turns if objective.losses else update_once
     # DistributedDataParallel does so itself.
     share_buffers = not isinstance(model, nn.parallel.DistributedDataParallel)
 
@@ -40,14 +41,19 @@ def create_trainer(
         batch = convert_tensor(batch, device, non_blocking=True)
         if share_buffers:
             collectives.broadcast_buffers(model)
-        loss, engine.state.metrics = update(model, optimizer, scaler, config, batch)
+        loss, engine.state.metrics = update(model, optimizer, scaler, config, objective, batch)
         return loss
 
     return Engine(step)
 
 
 def update_once(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config, batch: Any
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: Config,
+    objective: Objective,
+    batch: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update the weights by the gradient of the batch; return its mean loss, and the norm of a clipped gradient."""
     dtype, parts = AUTOCAST_TYPES[config.train.amp], config.optim.accumulation_steps
@@ -67,7 +73,12 @@ def update_once(
 
 
 def update_in_turns(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, config: Config, batch: Any
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: Config,
+    objective: Objective,
+    batch: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update one group of parameters after the other, each by the loss that the task yields for it.
 
@@ -78,8 +89,8 @@ def update_in_turns(
     """
     dtype = AUTOCAST_TYPES[config.train.amp]
     groups = {group.get("name"): group["params"] for group in optimizer.param_groups}
-    assert LOSSES
-    turns = LOSSES(model, batch)
+    assert objective.losses
+    turns = objective.losses(model, batch)
     losses: list[Tensor] = []
     measured: dict[str, Tensor] = {}
     while True:

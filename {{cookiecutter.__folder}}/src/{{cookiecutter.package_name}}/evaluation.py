@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from .batches import EvaluationBatches, closing, create_loader
+from .binding import Objective, bind
 from .checkpoints import load_checkpoint
 from .config import Config
 from .distributed import backend
@@ -28,7 +29,7 @@ from .engines import AUTOCAST_TYPES
 from .errors import UsageError
 from .handlers import significant
 from .randomness import seed_step
-from .task import objective
+from .task import objective as task
 from .task.data import load
 from .task.model import create_model
 
@@ -47,13 +48,13 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
     load_checkpoint(Path(checkpoint), {"model": model})
     loader = create_loader(data.val, batches, config.data.num_workers)
     with closing(loader):
-        metrics = evaluate(model, loader, config)
+        metrics = evaluate(model, loader, config, bind(config.task, data))
     if idist.get_rank() == 0:
         print(json.dumps({"checkpoint": checkpoint, **metrics}))
     return 0
 
 
-def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[str, float]:
+def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config, objective: Objective) -> dict[str, float]:
     """Return ``val_loss`` and ``val_NAME`` of every metric of the task over all ranks' batches; every rank must call it.
 
     ``model`` must not be wrapped: the ranks may hold different numbers of batches, and a wrapped model can wait for
@@ -62,7 +63,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
     Raises:
         UsageError: if a metric is not one number.
     """
-    metrics = create_metrics()
+    metrics = create_metrics(objective)
     scorer = Engine(lambda engine, pair: pair)
     for name, metric in metrics.items():
         metric.attach(scorer, name)
@@ -70,7 +71,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
     assert isinstance(batches, EvaluationBatches)
     losses: list[Tensor] = []
     with evaluating(model):
-        pairs = predict(model, loader, config, losses)
+        pairs = predict(model, loader, config, objective, losses)
         apart = batches.reach_every_rank and not any(map(needs_all_samples, metrics.values()))
         if idist.get_world_size() == 1 or apart:
             scorer.run(pairs, epoch_length=len(loader))
@@ -86,16 +87,15 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config) -> dict[
     return {f"val_{name}": one_number(name, value) for name, value in {"loss": loss / samples, **values}.items()}
 
 
-def write_examples(model: nn.Module, folder: Path, step: int) -> None:
+def write_examples(model: nn.Module, folder: Path, step: int, objective: Objective) -> None:
     """Let the task write what people want to look at, such as what a generator makes, if it has something; from rank 0."""
-    write = getattr(objective, "write_examples", None)
-    if write and idist.get_rank() == 0:
+    if objective.write_examples and idist.get_rank() == 0:
         folder.mkdir(exist_ok=True)
         with evaluating(model), torch.no_grad():
-            write(model, folder, step)
+            objective.write_examples(model, folder, step)
 
 
-def create_metrics() -> dict[str, Metric]:
+def create_metrics(objective: Objective) -> dict[str, Metric]:
     """Return the task's table of metrics.
 
     Raises:
@@ -103,16 +103,17 @@ def create_metrics() -> dict[str, Metric]:
     """
     device = idist.device()
     # Sums are kept in float64, on the CPU where the device has none.
-    create: Callable[[torch.device], dict[str, Metric]] = getattr(objective, "metrics", lambda device: {})
-    metrics = create(torch.device("cpu") if device.type == "xla" else device)
-    if objective.SCORE not in ("loss", *metrics):
+    metrics = objective.metrics(torch.device("cpu") if device.type == "xla" else device)
+    if task.SCORE not in ("loss", *metrics):
         names = ", ".join(["loss", *metrics])
-        raise UsageError(f"SCORE {objective.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)
+        raise UsageError(f"SCORE {task.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)
     return metrics
 
 
 @torch.no_grad()
-def predict(model: nn.Module, loader: DataLoader[Any], config: Config, losses: list[Tensor]) -> Iterator[Pair]:
+def predict(
+    model: nn.Module, loader: DataLoader[Any], config: Config, objective: Objective, losses: list[Tensor]
+) -> Iterator[Pair]:
     """Yield outputs and targets of this rank's batches, and add the mean loss of each to ``losses``."""
     device = idist.device()
     batch: Any

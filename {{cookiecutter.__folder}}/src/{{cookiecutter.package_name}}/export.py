@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .batches import EvaluationBatches, closing, create_loader
+from .binding import bind
 from .checkpoints import load_checkpoint
 from .config import Config
 from .errors import UsageError
 from .evaluation import evaluating
-from .task import objective
 from .task.data import load
 from .task.model import create_model
 
@@ -38,7 +38,7 @@ def export(config: Config, checkpoint: str, path: Path) -> int:
         UsageError: if torch cannot make a program of the model, or that answers otherwise; weights.pt is written.
     """
     model, data = load_model(config, checkpoint)
-    inputs, options = first_inputs(model, data)
+    inputs, options = first_inputs(model, data, config)
     path.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), path / "weights.pt")
     shapes = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors((inputs, options))]
@@ -95,7 +95,7 @@ def load_model(config: Config, checkpoint: str) -> tuple[nn.Module, Any]:
     return model.eval(), data
 
 
-def first_inputs(model: nn.Module, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def first_inputs(model: nn.Module, data: Any, config: Config) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return what ``forward`` of the task gives the model for the first batch of validation samples.
 
     Raises:
@@ -105,7 +105,7 @@ def first_inputs(model: nn.Module, data: Any) -> tuple[tuple[Any, ...], dict[str
     hook = model.register_forward_pre_hook(lambda module, *given: seen.append(given), with_kwargs=True)
     loader = create_loader(data.val, EvaluationBatches(len(data.val), 0, 1), num_workers=0)
     with closing(loader), evaluating(model), torch.no_grad():
-        objective.forward(model, next(iter(loader)))
+        bind(config.task, data).forward(model, next(iter(loader)))
     hook.remove()
     if not seen:
         raise UsageError("forward in task/objective.py never runs model(...), so there is nothing to export", 1)

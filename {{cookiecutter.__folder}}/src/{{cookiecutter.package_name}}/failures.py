@@ -18,12 +18,13 @@ def told_with_step(trainer: Any) -> Iterator[None]:
     """Let an exception inside the ``with`` block know at which step of ignite's engine ``trainer`` it came."""
     try:
         yield
-    except Exception as error:
+    # Whoever leaves by sys.exit has not finished the training, whatever the code.
+    except (Exception, SystemExit) as error:
         error.__dict__["step"] = trainer.state.iteration
         raise
 
 
-def tell(error: Exception, rank: int, lost: str, find_silent: Callable[[], str]) -> None:
+def tell(error: BaseException, rank: int, lost: str, find_silent: Callable[[], str]) -> None:
     """Print what has ended this process.
 
     Args:
@@ -53,7 +54,7 @@ def say(text: str) -> None:
                 handler.handle(logging.makeLogRecord({"msg": text}))
 
 
-def explain(error: Exception) -> str:
+def explain(error: BaseException) -> str:
     """Return what has happened and the fix, for what a machine does to a training; nothing for any other error."""
     text = str(error).strip() or type(error).__name__
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator: can't allocate" in text:

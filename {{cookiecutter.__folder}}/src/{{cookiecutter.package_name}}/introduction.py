@@ -14,12 +14,12 @@ from ignite.utils import apply_to_tensor, convert_tensor
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .binding import Objective
 from .config import Config
 from .distributed import hardware
-from .engines import LOSSES, cut
+from .engines import cut
 from .evaluation import evaluating
 from .randomness import has_drawn
-from .task import objective
 
 logger = logging.getLogger(__package__)
 
@@ -65,12 +65,12 @@ def tell_of_draws(trainer: Engine, config: Config) -> None:
         )
 
 
-def tell_of_loss(trainer: Engine, model: nn.Module, config: Config) -> None:
+def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: Objective) -> None:
     """Log, after a step, if the loss of a batch is not the mean of the losses of its halves.
 
     What is averaged over processes is not that of the whole batch then, as where samples have weights, or targets are left out.
     """
-    if LOSSES:
+    if objective.losses:
         return
     # What is compiled would be compiled once more.
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()

@@ -16,10 +16,11 @@ from torch import nn
 
 from . import checkpoints, collectives, handlers
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
+from .binding import Objective, bind
 from .checks import batch_check, require
 from .config import EXIT_RESUMABLE, SUPERVISED, Config, steps_of
 from .distributed import backend
-from .engines import LOSSES, create_trainer
+from .engines import create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
@@ -51,10 +52,11 @@ def train(run: RunDirectory, config: Config) -> int:
     logger.info("processes: %s on %s, backend %s", world_size, device_name(), idist.backend() or "none")
 
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
-    if LOSSES and config.optim.accumulation_steps > 1:
-        raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")
-    create_metrics()  # a score that is not among them is told of now, not after the first epoch
     data = load(config.task)
+    objective = bind(config.task, data)
+    if objective.losses and config.optim.accumulation_steps > 1:
+        raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")
+    create_metrics(objective)  # a score that is not among them is told of now, not after the first epoch
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(data.train, batches, config.data.num_workers)
     val_batches = EvaluationBatches(len(data.val), idist.get_rank(), world_size)
@@ -70,11 +72,11 @@ def train(run: RunDirectory, config: Config) -> int:
     introduce(plain_model, data, config, len(batches), last_step)
     if config.train.compile:
         plain_model.compile()
-    model, optimizer = prepare(plain_model, config, world_size)
+    model, optimizer = prepare(plain_model, config, world_size, objective)
     scheduler = create_lr_scheduler(optimizer, config.optim, len(batches), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
-    trainer = create_trainer(model, optimizer, scaler, config)
+    trainer = create_trainer(model, optimizer, scaler, config, objective)
     meter = Meter(config.data.batch_size)
     state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
     measured = plain_model
@@ -126,8 +128,8 @@ def train(run: RunDirectory, config: Config) -> int:
     def evaluate_and_save() -> None:
         agree()
         speed = meter.samples_per_second
-        metrics = evaluate(measured, val_loader, config)
-        write_examples(measured, run.path / "examples", trainer.state.iteration)
+        metrics = evaluate(measured, val_loader, config, objective)
+        write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
         run.append(
             {
                 "epoch": trainer.state.epoch,
@@ -158,7 +160,7 @@ def train(run: RunDirectory, config: Config) -> int:
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
     first_step = Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1)
     trainer.add_event_handler(first_step, tell_of_draws, config)
-    trainer.add_event_handler(first_step, tell_of_loss, plain_model, config)
+    trainer.add_event_handler(first_step, tell_of_loss, plain_model, config, objective)
     meter.attach(trainer)
     step_log = handlers.StepLog(trainer, meter, optimizer, run)
     step_log.attach(config.train.log_every, last_step)
@@ -183,9 +185,11 @@ def train(run: RunDirectory, config: Config) -> int:
     return finish(run, plain_model, resumed_from, title_of(data))
 
 
-def prepare(model: nn.Module, config: Config, world_size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def prepare(
+    model: nn.Module, config: Config, world_size: int, objective: Objective
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return the model on its device and its optimizer, which average the gradients unless the step does so itself."""
-    if LOSSES:
+    if objective.losses:
         model = model.to(idist.device())
         collectives.broadcast([*model.parameters(), *model.buffers()])
         return model, create_optimizer(model, config, world_size)

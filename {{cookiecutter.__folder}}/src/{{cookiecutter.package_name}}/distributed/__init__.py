@@ -116,7 +116,7 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
     settings, ranks = config.distributed, launcher.ranks()
     # Imported below, where a failure is told like any other.
     finalize: Callable[[], None] | None = None
-    lost_peer: Callable[[Exception], str] = lambda error: ""
+    lost_peer: Callable[[BaseException], str] = lambda error: ""
     silent_ranks: Callable[[], str] = str
     try:
         hardware.hide_others(settings.device)
@@ -141,7 +141,7 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
             sentence = str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]
             say(f"error: {sentence}")
         return error.exit_code
-    except Exception as error:  # noqa: BLE001 - told below, by the process that can explain it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - told below, by the process that can explain it
         tell(error, ranks.rank if ranks else 0, lost_peer(error), silent_ranks)
         return 1
     finally:

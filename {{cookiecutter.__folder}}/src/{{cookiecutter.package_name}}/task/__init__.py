@@ -19,7 +19,8 @@ What may be left out:
 - in ``objective.py``: ``metrics(device)`` returns a table of ignite's metrics, which are recorded as ``val_NAME``;
   ``LOSS_LABEL`` is the loss's name in curves.png; ``create_optimizer(model, config)`` takes the place of the optimizer
   that the section ``optim`` describes; with a generator ``losses(model, batch)``, groups of parameters learn in turns;
-  ``write_examples(model, folder, step)`` is run after each evaluation, on rank 0;
+  ``write_examples(model, folder, step)`` is run after each evaluation, on rank 0; a function of this file that has a
+  parameter ``settings``, or ``data``, gets the task's settings, or what ``load`` returned;
 - ``predict.py``: ``predict(model, data, inputs)`` yields what the command ``predict`` prints.
 
 docs/your-own-task.md walks through all of it; tests/test_task.py holds this task's own tests.

@@ -143,7 +143,7 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     return norm
 
 
-def lost_peer(error: Exception) -> str:
+def lost_peer(error: BaseException) -> str:
     """Return what an exchange says that failed because of another process; nothing for any other error."""
     # What gloo throws names a file of its source, and ends with advice.
     said = re.search(r"^\[\S+/gloo/\S+ (?:Read error \S+ )?(.*?)(?:\. This is typically|\n|$)", str(error))

@@ -91,7 +91,7 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     return norm
 
 
-def lost_peer(error: Exception) -> str:
+def lost_peer(error: BaseException) -> str:
     """Return what an exchange says that failed because of another process; nothing for any other error."""
     said = re.search("Connection reset by peer|Socket closed", str(error))
     return said[0] if said and type(error) is RuntimeError else ""

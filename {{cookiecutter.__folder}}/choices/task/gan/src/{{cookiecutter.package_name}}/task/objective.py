@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 
 from ..config import Config
 from .data import Batch
+from .settings import TaskConfig
 
 SCORE = "frechet_distance"
 HIGHER_IS_BETTER = False
@@ -65,12 +66,12 @@ def metrics(device: torch.device) -> dict[str, Metric]:
     return {"frechet_distance": fid}
 
 
-def write_examples(model: Any, folder: Path, step: int) -> None:
+def write_examples(model: Any, folder: Path, step: int, settings: TaskConfig) -> None:
     """Write 100 fakes, always of the same noise, as folder/STEP.png."""
     from matplotlib import pyplot
 
     weight = next(model.parameters())
-    noise = torch.randn(100, model.generator[0].in_features, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(100, settings.noise, generator=torch.Generator().manual_seed(0))
     fakes = nn.functional.pad(model(noise.to(weight.device)).float().cpu(), (1, 1, 1, 1), value=-1)
     grid = fakes.reshape(10, 10, 10, 10).transpose(1, 2).reshape(100, 100)
     pyplot.imsave(folder / f"{step:06}.png", grid.numpy(), cmap="gray", vmin=-1, vmax=1)

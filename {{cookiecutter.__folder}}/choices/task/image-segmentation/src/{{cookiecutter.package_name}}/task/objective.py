@@ -6,7 +6,7 @@ import torch
 from ignite.metrics import Accuracy, ConfusionMatrix, Metric, mIoU
 from torch import Tensor, nn
 
-from .data import CLASSES, Batch
+from .data import Batch, Data
 
 # Which metric chooses the best checkpoint, or "loss"; and whether more of it is better.
 SCORE = "miou"
@@ -26,9 +26,9 @@ def loss(scores: Tensor, masks: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores, masks, reduction="none").mean()
 
 
-def metrics(device: torch.device) -> dict[str, Metric]:
+def metrics(device: torch.device, data: Data) -> dict[str, Metric]:
     """Return the intersection over union, averaged over the classes, and the part of the pixels that are right.
 
     Both are computed from the pixels of all images together; a class that no image holds would count as 0.
     """
-    return {"miou": mIoU(ConfusionMatrix(len(CLASSES), device=device)), "accuracy": Accuracy(device=device)}
+    return {"miou": mIoU(ConfusionMatrix(len(data.classes), device=device)), "accuracy": Accuracy(device=device)}

@@ -1,0 +1,73 @@
+"""The functions of task/objective.py, with the settings and the data that they ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from ignite.metrics import Metric
+from torch import Tensor, nn
+
+from .errors import UsageError
+from .task import objective
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the task minimizes and measures; each function is called with what stands here, and nothing more."""
+
+    forward: Callable[[nn.Module, Any], tuple[Any, Any]]
+    """from the model and a batch to outputs and targets"""
+    loss: Callable[[Any, Any], Tensor]
+    """from outputs and targets to their mean loss"""
+    losses: Callable[[nn.Module, Any], Iterator[tuple[str, Tensor]]] | None
+    """from the model and a batch to losses, each for its own group of parameters, as two networks that play against each
+    other have; or None, where there is one loss"""
+    metrics: Callable[[torch.device], dict[str, Metric]]
+    """from a device to the table of metrics"""
+    write_examples: Callable[[nn.Module, Path, int], None] | None
+    """from the model, a folder and the step to files in the folder; or None, where there is nothing to look at"""
+
+
+def bind(settings: Any, data: Any) -> Objective:
+    """Return the functions of task/objective.py; one that has a parameter ``settings`` or ``data`` gets these.
+
+    Raises:
+        UsageError: if a function has parameters that nobody gives it.
+    """
+
+    known = {"settings": settings, "data": data}
+
+    def bound(name: str, *called_with: str) -> Any:
+        function = getattr(objective, name)
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # one of torch's that is written in C++
+            return function
+        # Whoever calls the batch "data" means the batch.
+        more = list(signature.parameters)[len(called_with) :]
+        asked = {parameter: value for parameter, value in known.items() if parameter in more}
+        try:
+            signature.bind(*called_with, **asked)
+        except TypeError as error:
+            raise UsageError(
+                f"{name} in task/objective.py: {error}: it is called with {' and '.join(called_with)}, and with the "
+                "task's settings and data if it has parameters of these names",
+                1,
+            ) from None
+        return partial(function, **asked) if asked else function
+
+    return Objective(
+        forward=bound("forward", "model", "batch"),
+        loss=bound("loss", "outputs", "targets"),
+        losses=bound("losses", "model", "batch") if hasattr(objective, "losses") else None,
+        metrics=bound("metrics", "device") if hasattr(objective, "metrics") else lambda device: {},
+        write_examples=bound("write_examples", "model", "folder", "step")
+        if hasattr(objective, "write_examples")
+        else None,
+    )
