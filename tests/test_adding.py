@@ -11,7 +11,7 @@ import pytest
 from baking import ROOT, BakedProject, Target
 from conftest import Bake
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
-from installing import Installed, Installer
+from installing import EXCHANGE, Installed, Installer
 from launching import train
 
 pytestmark = pytest.mark.executed
@@ -107,7 +107,7 @@ def test_a_launcher_is_a_folder_and_a_row(template: Template, installed: Callabl
     project = installed(target)
     said = project.succeed("scripts/train.sh", "--dry-run")
     assert said.split()[:3] == ["env", "OMP_NUM_THREADS=1", "nice"]
-    assert check(project, target, "-k", "exchange or two_processes")["launcher"] == "nice"
+    assert check(project, target, "-k", "two_processes_learn")["launcher"] == "nice"
 
 
 def test_a_backend_is_a_folder_and_a_row(template: Template, installed: Callable[..., Installed]) -> None:
@@ -124,8 +124,7 @@ def test_a_backend_is_a_folder_and_a_row(template: Template, installed: Callable
 
     template.row(row)
     target = Target("cpu", "byhand", "torchrun")
-    tests = "exchange or two_processes or clipped or many_processes or (killed and undisturbed)"
-    assert check(installed(target), target, "-k", tests)["backend"] == "byhand"
+    assert check(installed(target), target, "-k", EXCHANGE)["backend"] == "byhand"
 
 
 def test_a_task_is_a_folder_and_a_row(

@@ -193,8 +193,8 @@ def test_cruft_creates_checks_and_sees_no_difference(
     assert shell("cruft", "diff", "--exit-code", cwd=project).returncode == 1
 
 
-# The last version before the answers had folders.
-OLDER = "9402b9b"
+# A version without docs/speed.md.
+OLDER = "f5f07c2"
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def older_and_newer(tmp_path: Path, environment: dict[str, str]) -> tuple[Path, 
         (project,) = repository.glob("{{*}}")
         for path in (project / "README.md", *project.glob("src/*/training.py")):
             path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-3]))
-        (project / "choices/launcher/torchrun/docs/torchrun.md").unlink()
+        (project / "docs/speed.md").unlink()
     git(repository, environment, "init", "-q", "-b", "main")
     older = commit_all(repository, environment)
     for path in [repository / "hooks", *repository.glob("{{*}}")]:
@@ -235,18 +235,18 @@ def test_an_update_to_a_newer_template_keeps_what_the_user_has_edited(
     done = shell("cruft", "create", "--no-input", "--checkout", older, repository)
     assert done.returncode == 0, done.stdout + done.stderr
     project = tmp_path / "my-ddl-project"
-    assert not (project / "docs/torchrun.md").exists()
-    edit(project / "configs/default.yaml", "amp: none", "amp: bf16")
+    assert not (project / "docs/speed.md").exists()
+    edit(project / "configs/default.yaml", "batch_size: 64", "batch_size: 32")
     edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
     (project / "src/my_ddl_project/mine.py").write_text("MINE = True\n")
     git(project, environment, "init", "-q")
     commit_all(project, environment)
     done = shell("cruft", "update", "-y", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "amp: bf16" in (project / "configs/default.yaml").read_text()
+    assert "batch_size: 32" in (project / "configs/default.yaml").read_text()
     assert "Measured on our own images.\n" in (project / "README.md").read_text()
     assert (project / "src/my_ddl_project/mine.py").read_text() == "MINE = True\n"
-    assert (project / "docs/torchrun.md").is_file()
+    assert (project / "docs/speed.md").is_file()
     assert not git(project, environment, "diff", "--name-only", "--diff-filter=U"), "conflicts"
     assert not list(project.rglob("*.rej"))
     assert shell("cruft", "check", cwd=project).returncode == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import IO, Any, TypeVar
@@ -79,6 +79,10 @@ def optimizer_step(
     scaler.step(optimizer)
     scaler.update()
     return norm
+
+
+def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
+    """Do nothing: the step exchanges after the backward pass."""
 
 
 def lost_peer(error: BaseException) -> str:

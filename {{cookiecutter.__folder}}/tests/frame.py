@@ -18,8 +18,10 @@ if TYPE_CHECKING:
         errors,
         evaluation,
         optimization,
+        profiling,
         randomness,
         run_directory,
+        scaling,
         storage,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
@@ -39,8 +41,10 @@ else:
         errors,
         evaluation,
         optimization,
+        profiling,
         randomness,
         run_directory,
+        scaling,
         storage,
     )
     from small.__main__ import main
@@ -68,8 +72,10 @@ __all__ = [
     "main",
     "objective",
     "optimization",
+    "profiling",
     "randomness",
     "run_directory",
+    "scaling",
     "storage",
     "task_data",
     "task_model",

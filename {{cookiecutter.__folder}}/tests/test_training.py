@@ -34,11 +34,13 @@ from frame import (
     errors,
     objective,
     optimization,
+    profiling,
     randomness,
 )
 from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
+OFF = profiling.Stopwatch()
 # A short training whose steps are exact enough to compare.
 EXACT = ("--optim.name", "sgd", "--optim.lr", "0.05", "--train.max_iterations", "30")
 
@@ -160,7 +162,7 @@ def test_each_of_several_losses_updates_its_own_group_in_turn() -> None:
     optimizer = torch.optim.SGD(groups, 0.1)
     scaler = torch.amp.GradScaler(enabled=False)
     batch = torch.ones(4, 1)
-    loss, measured = engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, batch)
+    loss, measured = engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, OFF, batch)
     assert (first.weight.item(), second.weight.item()) == pytest.approx((0.9, 1 - 0.1 * 0.9))
     assert float(loss) == pytest.approx(1 + 0.9)
     assert {name: float(value) for name, value in measured.items()} == pytest.approx({"loss_one": 1, "loss_two": 0.9})
@@ -168,7 +170,7 @@ def test_each_of_several_losses_updates_its_own_group_in_turn() -> None:
     with pytest.raises(
         errors.UsageError, match=r"losses in objective.py yields two, create_optimizer has groups one, three"
     ):
-        engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, batch)
+        engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, OFF, batch)
 
 
 def test_the_objective_gets_the_settings_and_the_data_that_it_asks_for(
@@ -265,7 +267,7 @@ def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.Monk
         model = Drawn()
         optimizer = torch.optim.SGD([model.weight], 0.1)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
-        trainer = engines.create_trainer(model, optimizer, scaler, config.Config(), binding.bind(None, None))
+        trainer = engines.create_trainer(model, optimizer, scaler, config.Config(), binding.bind(None, None), OFF)
         trainer.run([{"x": torch.ones(2, 3), "y": torch.ones(2)}] * 2)
     assert len(set(drawn)) == 4
     assert drawn[2:4] == drawn[4:6]

@@ -1,4 +1,4 @@
-"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | launch``."""
+"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | scaling | launch``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "Write a checkpoint as a program that requires torch alone, and as plain weights.",
     "doctor": "Is this machine ready? One line for each check, and the fix for the first one that fails.",
     "launch": "Start a training with the project's launcher, as scripts/train.sh does.",
+    "scaling": "From which batch on are more processes faster, and how many are worth it? Trains with several numbers of both.",
     "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
 }
 FROM_CHECKPOINT = ("evaluate", "predict", "export")
@@ -69,6 +70,11 @@ def run_command(command: str, arguments: list[str]) -> int:
         nnodes = "run it on each of so many nodes: can they reach each other at MASTER_ADDR and MASTER_PORT?"
         parser.add_argument("--nnodes", type=int, default=1, help=nnodes)
         parser.add_argument("--exchange", action="store_true", help="only exchange tensors between the processes")
+    elif command == "scaling":
+        parser.add_argument("--processes", type=str, default="1,2", help="numbers of processes, such as 1,2,4")
+        parser.add_argument("--batches", type=str, default="16,64,256", help="global batches, such as 64,128,256")
+        parser.add_argument("--steps", type=int, default=50, help="of each training")
+        arguments = ["--train.run_dir", "runs/scaling", *arguments]
     elif command == "shards":
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
     config, options = parse(parser, arguments)
@@ -81,7 +87,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     config = distributed.resolve(config)
     if command == "train":
         early_signals.remember()
-    from . import connectivity, doctor, evaluation, export, shards, training
+    from . import connectivity, doctor, evaluation, export, scaling, shards, training
 
     if command == "train":
         if not distributed.launched():
@@ -98,6 +104,9 @@ def run_command(command: str, arguments: list[str]) -> int:
             return export.prediction(config, best_of(given), inputs)
         folder = options["folder"] or run_directory_of(given) / "export"
         return export.export(config, best_of(given), Path(str(folder)))
+    if command == "scaling":
+        asked = {name: str(options[name]) for name in ("processes", "batches", "steps")}
+        return scaling.scaling(config, settings_among(arguments), asked)
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:
@@ -105,6 +114,14 @@ def run_command(command: str, arguments: list[str]) -> int:
     if options["exchange"]:
         return distributed.run(doctor.exchange, config)
     return doctor.doctor(config, as_json=bool(options["json"]), quiet=bool(options["quiet"]))
+
+
+def settings_among(arguments: list[str]) -> list[str]:
+    """Return the arguments that are settings of a training."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--processes", "--batches", "--steps"):
+        finder.add_argument(name)
+    return finder.parse_known_args(arguments)[1]
 
 
 def with_settings_of_the_run(arguments: list[str]) -> list[str]:

@@ -99,6 +99,9 @@ class TrainConfig:
     """compile the model with torch.compile"""
     log_every: int = 10
     """steps between two lines of the log and of steps.jsonl, and two looks at stop signals; each waits for the device"""
+    profile: Literal["none", "handlers", "basic", "torch"] = "none"
+    """write to run_dir/profile where the time goes: its parts, and ignite's table of handlers, or of events, or a trace of
+    some steps; measuring takes time itself"""
 
     def __post_init__(self) -> None:
         _require_at_least(1, train__epochs=self.epochs, train__log_every=self.log_every)

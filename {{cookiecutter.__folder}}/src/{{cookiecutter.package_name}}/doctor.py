@@ -68,7 +68,7 @@ def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:
     measured: dict[str, Any] = {}
     # Processes of this machine can exchange without the cluster.
     if nproc_per_node != 1 and all(check.ok for check in checks if check.name != "cluster"):
-        measured = _measure_here(config, nproc_per_node)
+        measured = measure_here(config, nproc_per_node)
         checks += _exchange_checks(measured)
     failed = next((check for check in checks if not check.ok), None)
     _print(checks, measured, as_json)
@@ -126,7 +126,7 @@ def _weights_difference_after_a_step(config: Config) -> float:
     return collectives.weights_difference(layer)
 
 
-def _measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
+def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     """Let processes of this machine exchange tensors; return what they measured, or what went wrong as ``error``."""
     settings = {"backend": config.distributed.backend, "device": config.distributed.device, "timeout_s": 60}
     options = [text for name, value in settings.items() for text in (f"--distributed.{name}", str(value))]

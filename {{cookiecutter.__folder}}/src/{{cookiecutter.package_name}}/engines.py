@@ -15,6 +15,7 @@ from .binding import Objective
 from .config import Config
 from .distributed import backend
 from .errors import UsageError
+from .profiling import Stopwatch
 from .randomness import seed_step
 
 AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -26,6 +27,7 @@ def create_trainer(
     scaler: torch.amp.GradScaler,
     config: Config,
     objective: Objective,
+    stopwatch: Stopwatch,
 ) -> Engine:
     """Return the engine whose step updates the weights and outputs the batch's mean loss, still on the device.
 
@@ -34,14 +36,17 @@ def create_trainer(
     device, rank = idist.device(), idist.get_rank()
     update = update_in_turns if objective.losses else update_once
     # DistributedDataParallel does so itself.
-    share_buffers = not isinstance(model, nn.parallel.DistributedDataParallel)
+    share_buffers = idist.get_world_size() > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
 
     def step(engine: Engine, batch: Any) -> Tensor:
         seed_step(config.train.seed, rank, engine.state.iteration)
+        stopwatch.begin("copy")
         batch = convert_tensor(batch, device, non_blocking=True)
         if share_buffers:
+            stopwatch.begin("exchange")
             collectives.broadcast_buffers(model)
-        loss, engine.state.metrics = update(model, optimizer, scaler, config, objective, batch)
+        loss, engine.state.metrics = update(model, optimizer, scaler, config, objective, stopwatch, batch)
+        stopwatch.begin("loop")
         return loss
 
     return Engine(step)
@@ -53,20 +58,25 @@ def update_once(
     scaler: torch.amp.GradScaler,
     config: Config,
     objective: Objective,
+    stopwatch: Stopwatch,
     batch: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update the weights by the gradient of the batch; return its mean loss, and the norm of a clipped gradient."""
     dtype, parts = AUTOCAST_TYPES[config.train.amp], config.optim.accumulation_steps
+    stopwatch.begin("optimizer")
     optimizer.zero_grad()
     losses = []
     for part in range(parts):
         # The processes exchange gradients once for each step, with the last part.
+        stopwatch.begin("forward")
         with backend.no_sync(model, enabled=part < parts - 1):
             with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
                 micro_batch = batch if parts == 1 else cut(batch, part, parts)
                 loss = objective.loss(*objective.forward(model, micro_batch)) / parts
+            stopwatch.begin("backward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
+    stopwatch.begin("optimizer")
     norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
     loss = losses[0] if parts == 1 else torch.stack(losses).sum()
     return loss, {} if norm is None else {"grad_norm": norm}
@@ -78,6 +88,7 @@ def update_in_turns(
     scaler: torch.amp.GradScaler,
     config: Config,
     objective: Objective,
+    stopwatch: Stopwatch,
     batch: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update one group of parameters after the other, each by the loss that the task yields for it.
@@ -94,6 +105,7 @@ def update_in_turns(
     losses: list[Tensor] = []
     measured: dict[str, Tensor] = {}
     while True:
+        stopwatch.begin("forward")
         # Each is computed after the update by the one before.
         with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
             turn = next(turns, None)
@@ -107,9 +119,12 @@ def update_in_turns(
             )
         # Without a gradient, the other groups stay as they are.
         optimizer.zero_grad()
+        stopwatch.begin("backward")
         scaler.scale(loss).backward(inputs=groups[name])  # type: ignore[no-untyped-call]
+        stopwatch.begin("exchange")
         if not backend.STEP_AVERAGES:
             collectives.average_gradients(groups[name])
+        stopwatch.begin("optimizer")
         norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
         losses.append(loss.detach())
         measured[f"loss_{name}"] = losses[-1]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import fcntl
+import io
 import os
 import platform
 import re
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import UsageError
 
@@ -55,6 +57,17 @@ def write(path: Path, text: str) -> None:
     """
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def write_table(path: Path, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as CSV, below their names, as ``replacing`` does.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    lines = io.StringIO()
+    csv.writer(lines).writerows([names, *rows])
+    write(path, lines.getvalue())
 
 
 def _flush_folder(folder: Path) -> None:

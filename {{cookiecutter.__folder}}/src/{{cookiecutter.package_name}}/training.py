@@ -27,6 +27,7 @@ from .failures import told_with_step
 from .introduction import introduce, tell_of_draws, tell_of_loss, title_of
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
+from .profiling import create_stopwatch, profiled
 from .run_directory import RunDirectory, device_name
 from .task.data import load
 from .task.model import create_model
@@ -76,7 +77,10 @@ def train(run: RunDirectory, config: Config) -> int:
     scheduler = create_lr_scheduler(optimizer, config.optim, len(batches), last_step)
     scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
-    trainer = create_trainer(model, optimizer, scaler, config, objective)
+    stopwatch = create_stopwatch(config)
+    if config.train.profile != "none":
+        backend.tell_when_gradients_are_ready(model, optimizer, lambda: stopwatch.begin("exchange"))
+    trainer = create_trainer(model, optimizer, scaler, config, objective, stopwatch)
     meter = Meter(config.data.batch_size)
     state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
     measured = plain_model
@@ -121,11 +125,14 @@ def train(run: RunDirectory, config: Config) -> int:
         collectives.broadcast_buffers(plain_model)
 
     def save(engine: Engine) -> None:
+        stopwatch.begin("checkpoint")
         agree()
         save_last(engine)
         meter.restart_clock()
+        stopwatch.begin("loop")
 
     def evaluate_and_save() -> None:
+        stopwatch.begin("evaluation")
         agree()
         speed = meter.samples_per_second
         metrics = evaluate(measured, val_loader, config, objective)
@@ -151,9 +158,11 @@ def train(run: RunDirectory, config: Config) -> int:
             speed,
         )
         meter.reset()
+        stopwatch.begin("checkpoint")
         save_best(trainer)
         save_last(trainer)
         meter.restart_clock()
+        stopwatch.begin("loop")
 
     # Which samples come next follows from the number of steps done: a resumed run takes the right ones.
     trainer.add_event_handler(Events.EPOCH_STARTED, lambda: batches.start_at(trainer.state.iteration))
@@ -176,7 +185,8 @@ def train(run: RunDirectory, config: Config) -> int:
             save(trainer)
 
     signals.attach(trainer, save, config.train.log_every, last_step)
-    with step_log.shown(), signals.caught(), closing(train_loader, val_loader), told_with_step(trainer):
+    profile = profiled(trainer, stopwatch, plain_model, config, run.path / "profile")
+    with step_log.shown(), signals.caught(), closing(train_loader, val_loader), told_with_step(trainer), profile:
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     if signals.stopped:
         run.mark_stopped()

@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, TypeVar
 
@@ -136,6 +136,20 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
         scaler.step(optimizer)
     scaler.update()
     return norm
+
+
+def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
+    """Call ``tell`` in each step when this process has all its gradients, and only waits for the exchange of the last."""
+    wrapped: Any = optimizer
+    if not hasattr(wrapped, "synchronize"):
+        return
+    synchronize = wrapped.synchronize
+
+    def telling() -> None:
+        tell()
+        synchronize()
+
+    wrapped.synchronize = telling
 
 
 def lost_peer(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import IO, Any, TypeVar
@@ -141,6 +141,20 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     scaler.step(optimizer)
     scaler.update()
     return norm
+
+
+def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
+    """Call ``tell`` in each step when this process has all its gradients, and only waits for the exchange of the last."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    # Torch refuses annotations that are not the types themselves.
+    def exchange(group, bucket):  # type: ignore[no-untyped-def]
+        if bucket.is_last():
+            tell()
+        return allreduce_hook(group, bucket)
+
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model.register_comm_hook(None, exchange)
 
 
 def lost_peer(error: BaseException) -> str:

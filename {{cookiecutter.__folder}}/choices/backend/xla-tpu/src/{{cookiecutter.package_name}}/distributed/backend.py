@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, TypeVar
 
@@ -89,6 +89,10 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
         optimizer.step()
     torch_xla.sync()
     return norm
+
+
+def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
+    """Do nothing: the step exchanges and updates in one graph."""
 
 
 def lost_peer(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from ..checks import Check
 
@@ -43,6 +45,15 @@ def seed(number: int) -> None:
 def peak_memory() -> int | None:
     """Return how many bytes of a device's own memory were in use at most: a CPU has none."""
     return None
+
+
+def synchronize() -> None:
+    """Wait until the device has done what it was given: cores do it at once."""
+
+
+def memory_recorded(file: Path) -> AbstractContextManager[None]:
+    """Write what a device's own memory holds inside the ``with`` block: a CPU has none."""
+    return nullcontext()
 
 
 def versions() -> dict[str, str]:

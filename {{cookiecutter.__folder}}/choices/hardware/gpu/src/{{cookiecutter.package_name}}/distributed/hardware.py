@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from ..checks import Check, processes
 from ..errors import UsageError
@@ -99,6 +102,28 @@ def peak_memory() -> int | None:
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+
+def synchronize() -> None:
+    """Wait until the device has done what it was given."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def memory_recorded(file: Path) -> Iterator[None]:
+    """Write what is in this process's GPU, and who has put it there, inside the ``with`` block; nothing on a CPU."""
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield
+        return
+    torch.cuda.memory._record_memory_history()
+    yield
+    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(None)
 
 
 def versions() -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from ..checks import Check
 
@@ -48,6 +50,18 @@ def seed(number: int) -> None:
 def peak_memory() -> int | None:
     """Return how many bytes of the device's memory were in use at most: torch_xla does not say."""
     return None
+
+
+def synchronize() -> None:
+    """Compute what has been asked for until now, in a graph of its own, and wait for it."""
+    import torch_xla
+
+    torch_xla.sync(wait=True)
+
+
+def memory_recorded(file: Path) -> AbstractContextManager[None]:
+    """Write what the device's memory holds inside the ``with`` block: torch_xla does not say."""
+    return nullcontext()
 
 
 def versions() -> dict[str, str]:

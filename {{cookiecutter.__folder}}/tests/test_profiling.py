@@ -1,0 +1,94 @@
+"""Where the time goes: the parts of a step, and what is said of them."""
+
+import csv
+import gzip
+import json
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ignite.distributed as idist
+import pytest
+from conftest import train
+from frame import config, profiling
+
+SHORT = ("--train.max_iterations", "24", "--train.evaluate_every", "12 steps")
+
+
+def parts_of(run: Path) -> dict[str, dict[str, float]]:
+    with (run / "profile" / "parts.csv").open() as file:
+        return {row.pop("part"): {name: float(row[name]) for name in row} for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("profile", ["handlers", "basic", "torch"])
+def test_a_profile_shows_where_the_time_goes_and_changes_nothing(tmp_path: Path, profile: str) -> None:
+    plain = train(tmp_path / "plain", 1, *SHORT)
+    run = train(tmp_path / "run", 1, *SHORT, "--train.profile", profile)
+    assert not (plain.path / "profile").exists()
+    for name, weight in plain.weights().items():
+        assert weight.equal(run.weights()[name])
+    parts = parts_of(run.path)
+    assert list(parts) == list(profiling.PARTS)
+    assert sum(part["share"] for part in parts.values()) == pytest.approx(1)
+    assert all(parts[name]["milliseconds"] > 0 for name in parts if name != "exchange")
+    assert (run.path / "profile/parts.png").stat().st_size > 1000
+    assert "milliseconds of each step, the first 5 aside" in run.log
+    if profile == "torch":
+        with gzip.open(run.path / "profile/trace_0.json.gz") as trace:
+            names = {event.get("name") for event in json.load(trace)["traceEvents"]}
+        assert any("backward" in str(name).lower() for name in names)
+    else:
+        table = (run.path / "profile" / f"{profile}.csv").read_text()
+        assert {"handlers": "after_step", "basic": "ITERATION_COMPLETED"}[profile] in table
+
+
+def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", 2, *SHORT, "--train.profile", "basic")
+    exchange = parts_of(run.path)["exchange"]
+    assert 0 < exchange["milliseconds"] <= exchange["slowest_milliseconds"]
+
+
+def test_a_dataset_that_holds_the_training_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = import_module("small.training")
+    load = training.load
+
+    class Slow:
+        def __init__(self, samples: Any) -> None:
+            self.samples = samples
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.0005)
+            return self.samples[index]
+
+    def slow(settings: Any) -> Any:
+        data = load(settings)
+        return data._replace(train=Slow(data.train))
+
+    monkeypatch.setattr(training, "load", slow)
+    run = train(tmp_path / "run", 1, "--train.max_iterations", "12", "--train.profile", "handlers")
+    assert "data takes" in run.log and "of the time: raise data.num_workers" in run.log
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "slowest", "said"),
+    [
+        ({"forward": 3, "backward": 5}, {}, "the model itself takes 100% of the time: try train.compile true, or more"),
+        ({"forward": 3, "backward": 5, "exchange": 8}, {}, "exchange takes 50% of the time: raise data.batch_size"),
+        ({"forward": 3, "evaluation": 1}, {}, "evaluation takes 25% of the time: evaluate less often"),
+        ({"forward": 3, "backward": 5, "exchange": 8}, {"backward": 9}, "rank 1 computes slower than the others"),
+    ],
+)
+def test_the_verdict_names_the_largest_part_or_the_slowest_rank(
+    monkeypatch: pytest.MonkeyPatch, milliseconds: dict[str, float], slowest: dict[str, float], said: str
+) -> None:
+    monkeypatch.setattr(idist, "get_world_size", lambda: 2)
+    whole = sum(milliseconds.values())
+    values = {part: milliseconds.get(part, 0.0) for part in profiling.PARTS}
+    shares = [
+        profiling.Share(part, value, value / whole, 1, slowest.get(part, value)) for part, value in values.items()
+    ]
+    assert profiling.verdict(shares, config.Config()).startswith(said)

@@ -1,0 +1,84 @@
+"""How many processes are worth it: what is measured, and what follows from it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import call, reason_not_to_start
+from frame import scaling
+
+
+def measured(processes: int, batch_size: int, milliseconds: float) -> Any:
+    speed = 1e3 * batch_size / milliseconds
+    return scaling.Measured(processes, batch_size, milliseconds, speed, exchange=0.0, memory_mib=1, wall_s=1.0)
+
+
+def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> None:
+    processes = [1] if reason_not_to_start(2) else [1, 2]
+    folder = tmp_path / "scaling"
+    asked = ("--processes", ",".join(map(str, processes)), "--batches", "64,32", "--steps", "4")
+    answer = call("scaling", *asked, "--train.run_dir", str(folder))
+    assert answer.code == 0, answer.errors
+    with (folder / "scaling.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = [(str(number), batch) for batch in ("32", "64") for number in processes]
+    assert [(row["processes"], row["batch_size"]) for row in rows] == expected
+    for row in rows:
+        speed = 1e3 * float(row["batch_size"]) / float(row["milliseconds"])
+        assert float(row["samples_per_second"]) == pytest.approx(speed)
+        assert 0 <= float(row["exchange"]) < 1
+        assert float(row["wall_s"]) > float(row["milliseconds"]) / 1e3 * 4
+    assert (folder / "scaling.png").stat().st_size > 1000
+    # The trainings themselves are gone.
+    names = {"scaling.csv", "scaling.png"} | ({"predicted.csv"} if len(processes) > 1 else set())
+    assert {file.name for file in folder.iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--processes", "0"], "--processes 0 must be numbers from 1 on"),
+        (["--batches", "many"], "--batches many must be numbers"),
+        (["--processes", "3", "--batches", "64"], "no batch is divisible by a number of processes"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    answer = call("scaling", "--train.run_dir", str(tmp_path / "scaling"), *arguments)
+    assert (answer.code, sentence in answer.errors, answer.errors.count("\n")) == (2, True, 1), answer.errors
+    assert not (tmp_path / "scaling").exists()
+
+
+def test_the_crossover_is_the_batch_from_which_more_processes_stay_faster() -> None:
+    # At 16 two processes were faster by chance.
+    alone = {8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
+    two = {8: 3.0, 16: 1.9, 32: 4.1, 64: 5.0}
+    rows = [measured(1, batch, spent) for batch, spent in alone.items()]
+    rows += [measured(2, batch, spent) for batch, spent in two.items()]
+    rows += [measured(4, 64, 9.0), measured(8, 128, 9.0)]
+    assert list(scaling.crossovers(rows)) == [
+        "2 processes are faster than one from batches of 64 on, 1.60 times as fast at 64",
+        "4 processes are slower than one at every batch that was measured",
+    ]
+
+
+def test_the_exchange_takes_what_its_messages_take() -> None:
+    link = scaling.Link(latency_s=1.0, bandwidth=10.0)
+    # Six messages of a quarter of the size; up two levels and down again, of all of it; three others send and receive all.
+    assert link.ring(100, 4) == pytest.approx(6 * (1 + 100 / 4 / 10))
+    assert link.tree(100, 4) == pytest.approx(4 * (1 + 100 / 10))
+    assert link.master(100, 4) == pytest.approx(6 * (1 + 100 / 10))
+
+
+def test_a_prediction_says_where_more_processes_stop_paying() -> None:
+    assert scaling.line_through([(8, 4.0)]) == (0.5, 0.0)
+    assert scaling.line_through([(8, 5.0), (16, 9.0)]) == pytest.approx((0.5, 1.0))
+    # One second of computing for all samples together, and messages of a hundredth of one.
+    predicted = list(scaling.predict(scaling.Link(0.01, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
+    assert [row.processes for row in predicted] == [2, 4, 8, 16, 32, 64]
+    assert predicted[1].ring == pytest.approx(1e3 * (1 / 4 + 6 * 0.01))
+    assert scaling.where_it_stops_paying(predicted) == (
+        "at batches of 64, adding processes stops paying at 8: 16 would take 37% longer"
+    )
+    free = list(scaling.predict(scaling.Link(0.0, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
+    assert scaling.where_it_stops_paying(free) == "at batches of 64, adding processes pays up to 64 at least"
