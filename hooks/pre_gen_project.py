@@ -1,6 +1,7 @@
 """Refuse answers that cannot become a working project, in one sentence that names the fix.
 
-Cookiecutter renders this file, runs it in the empty project folder and, when it exits with 1, removes that folder.
+Cookiecutter renders this file, runs it in the empty project folder and, when it exits with 1, removes that folder, and
+prints a traceback of its own after the sentence. A pre_prompt hook could not prevent that: it runs before the questions.
 """
 
 import json

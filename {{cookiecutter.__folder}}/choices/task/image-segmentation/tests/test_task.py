@@ -74,7 +74,7 @@ def test_the_classes_weigh_the_same_over_all_images() -> None:
     # One of two pixels of class 10 is taken for background.
     scores[1, :, 0, 10] = scores[1, :, 0, 0]
     measured = {}
-    for name, metric in metrics(torch.device("cpu")).items():
+    for name, metric in metrics(torch.device("cpu"), load(TaskConfig(size=12, digits=1))).items():
         metric.reset()
         for batch in zip(scores[:, None], masks[:, None], strict=True):
             metric.update(batch)
