@@ -136,12 +136,28 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def benchmark(session: nox.Session) -> None:
-    """Compare the default project with a loop written by hand; arguments after -- go to benchmarks/throughput.py."""
-    session.install("cookiecutter")
-    folder = session.create_tmp()
-    session.run("cookiecutter", "--no-input", "--overwrite-if-exists", "--output-dir", folder, str(ROOT))
-    session.install("--constraint", "tests/constraints.txt", f"{folder}/my-ddl-project")
+    """Compare a project with what one would use instead; arguments after -- go to benchmarks/throughput.py."""
+    with_project_to_measure(session, "-r", "benchmarks/requirements.txt")
     session.run("python", "benchmarks/throughput.py", *session.posargs)
+
+
+@nox.session
+def crossover(session: nox.Session) -> None:
+    """Find the batch from which two nodes are faster than one, over links of several speeds. Needs root and iproute2."""
+    with_project_to_measure(session)
+    session.run("python", "benchmarks/crossover.py", *session.posargs)
+
+
+def with_project_to_measure(session: nox.Session, *requirements: str) -> None:
+    """Install a project whose task is that of benchmarks/task, as a researcher would replace it."""
+    session.install("cookiecutter")
+    folder = Path(session.create_tmp())
+    bake = ("cookiecutter", "--no-input", "--overwrite-if-exists", "--output-dir", str(folder), str(ROOT))
+    session.run(*bake, "task=minimal")
+    project = folder / "my-ddl-project"
+    shutil.copytree(ROOT / "benchmarks" / "task", project / "src/my_ddl_project/task", dirs_exist_ok=True)
+    needed = ("scikit-learn", "pillow", *requirements)
+    session.install("--constraint", "tests/constraints.txt", str(project), *needed)
 
 
 if __name__ == "__main__":

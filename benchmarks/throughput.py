@@ -1,7 +1,8 @@
-"""Is the rendered project as fast as a loop written by hand? ``nox -s benchmark``
+"""Is the rendered project as fast as what one would use instead? ``nox -s benchmark``
 
-Both train the same model on the same data with two gloo processes, in turns, because the machine's speed drifts; the
-table gives samples per second and the median of the ratios of each round. Results are kept in benchmarks/results.
+The rendered project, a loop written by hand with torch's DDP, PyTorch-Ignite as its code-generator writes it, Accelerate and
+Lightning train the same model on the same data with two gloo processes, in turns, because the machine's speed drifts. Beside
+them stands a limit: the steps of one process alone, and one exchange. Results are kept in benchmarks/results.
 """
 
 import argparse
@@ -9,93 +10,273 @@ import datetime
 import json
 import os
 import platform
+import random
+import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+RESULTS = FOLDER / "results"
+PROCESSES = 2
+TORCHRUN = ["torchrun", "--standalone", f"--nproc-per-node={PROCESSES}"]
 LIMIT_S = 300
 
-# name: dataset, training samples, width of the model, global batch, epochs
+
+class Case(NamedTuple):
+    """What is trained, and how the time is taken."""
+
+    data: str
+    model: str
+    width: int
+    batch_size: int
+    """of both processes together"""
+    epochs: int
+    size: int = 1437
+    """training samples; those of the digits are as many"""
+    val_size: int = 256
+    num_workers: int = 0
+    """loader processes of each process"""
+    evaluates: bool = False
+    """after every epoch, within the time that is taken"""
+
+
+class Seen(NamedTuple):
+    """When a command told of its first step and of each epoch, in seconds since its start, and its last line."""
+
+    first_step: float
+    epochs: list[float]
+    last: str
+
+
 CASES = {
-    "digits, width 32": ("digits", 1437, 32, 64, 15),
-    "digits, width 8, batch 16": ("digits", 1437, 8, 16, 8),
-    "synthetic 32x32, width 32": ("synthetic", 1024, 32, 64, 8),
+    "compute-bound: CNN, 32x32": Case("images", "cnn", 32, 64, epochs=5, size=1024),
+    "CNN, 8x8, batch 64": Case("digits", "cnn", 32, 64, epochs=20),
+    "CNN, 8x8, batch 16": Case("digits", "cnn", 8, 16, epochs=12),
+    "overhead-bound: MLP, batch 128": Case("digits", "mlp", 256, 128, epochs=150),
+    "input-bound: image files, one loader process each": Case(
+        "files", "mlp", 32, 64, epochs=6, size=2048, num_workers=1
+    ),
+    "input-bound: tokens mapped from a file": Case("tokens", "bigram", 16, 256, epochs=5, size=32768),
+    "evaluation-bound: 16 times as many samples": Case(
+        "digits", "cnn", 8, 64, epochs=5, val_size=16 * 1437, evaluates=True
+    ),
 }
 
 
-def by_hand(dataset: str, size: int, width: int, batch_size: int, epochs: int) -> float:
-    """Return the samples per second of the loop written by hand."""
-    options = [f"--dataset={dataset}", f"--size={size}", f"--width={width}"]
-    options += [f"--batch-size={batch_size}", f"--epochs={epochs}"]
-    return float(output([*TORCHRUN, str(FOLDER / "by_hand.py"), *options]).split()[-1])
+def run(command: list[str]) -> Seen:
+    """Run a command to its end.
+
+    Raises:
+        SystemExit: if it failed, with what it printed.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    started, first_step, epochs, lines = time.perf_counter(), 0.0, [], []
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        limit = threading.Timer(LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))
+        limit.start()
+        assert process.stdout
+        for line in process.stdout:
+            now = time.perf_counter() - started
+            first_step = first_step or now * ("step 1/" in line)
+            if re.search(r"\bepoch \d", line):
+                epochs.append(now)
+            lines.append(line)
+        limit.cancel()
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(lines)}")
+    return Seen(first_step, epochs, lines[-1])
 
 
-def rendered(dataset: str, size: int, width: int, batch_size: int, epochs: int) -> float:
-    """Return the samples per second of the rendered project, its first epoch aside."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "task.dataset": dataset,
-            "task.synthetic_size": size,
-            "data.batch_size": batch_size,
-            "task.width": width,
-            "train.epochs": epochs,
-            "train.run_dir": folder,
-        }
-        options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        output([*TORCHRUN, "-m", "my_ddl_project", "train", *options])
-        records = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()[1:]]
+def samples_per_second(case: Case, epochs: list[float]) -> float:
+    """Return the speed from the end of the first epoch to that of the last one."""
+    assert len(epochs) == case.epochs
+    steps = case.size // case.batch_size * (case.epochs - 1)
+    return steps * case.batch_size / (epochs[-1] - epochs[0])
+
+
+def peer(name: str, *launcher: str) -> Callable[[Case, Path], list[str]]:
+    """Return what makes the command of a program in peers/."""
+
+    def command(case: Case, folder: Path) -> list[str]:
+        settings = {**case._asdict(), "evaluates": int(case.evaluates), "folder": folder}
+        return [
+            *launcher,
+            str(FOLDER / "peers" / name),
+            *(f"--{key}={value}" for key, value in settings.items()),
+        ]
+
+    return command
+
+
+def rendered(case: Case, folder: Path, *more: str) -> list[str]:
+    """Return the command of the rendered project, without its run directory."""
+    task = {name: getattr(case, name) for name in ("data", "model", "width", "size", "val_size")}
+    settings = {
+        **{f"task.{name}": value for name, value in task.items()},
+        "task.folder": folder,
+        "data.batch_size": case.batch_size,
+        "data.num_workers": case.num_workers,
+        "train.epochs": case.epochs,
+    }
+    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    return [*TORCHRUN, "-m", "my_ddl_project", "train", *options, *more]
+
+
+def speed_of_rendered(case: Case, folder: Path) -> float:
+    """Return its samples per second, without its evaluations and checkpoints unless the case asks for evaluations."""
+    with tempfile.TemporaryDirectory() as run_dir:
+        seen = run(rendered(case, folder, "--train.run_dir", run_dir))
+        if case.evaluates:
+            return samples_per_second(case, seen.epochs)
+        records = [
+            json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()[1:]
+        ]
         # Harmonic: every epoch has the same number of samples.
         return statistics.harmonic_mean([float(record["samples_per_second"]) for record in records])
 
 
-def output(command: list[str]) -> str:
-    """Run a command to its end and return what it printed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
+PEERS = {
+    "loop by hand": peer("by_hand.py", *TORCHRUN),
+    "ignite, as generated": peer("with_ignite.py", *TORCHRUN),
+    "Accelerate": peer("with_accelerate.py", *TORCHRUN),
+    # It starts the second process itself.
+    "Lightning": peer("with_lightning.py", sys.executable),
+}
+LIMIT = peer("limit.py", *TORCHRUN)
+
+
+def measures_of(case: Case, folder: Path) -> dict[str, Callable[[], float]]:
+    """Return what measures the samples per second of each."""
+
+    def speed(command: Callable[[Case, Path], list[str]]) -> Callable[[], float]:
+        return lambda: samples_per_second(case, run(command(case, folder)).epochs)
+
+    measures = {"rendered project": lambda: speed_of_rendered(case, folder)}
+    measures |= {name: speed(command) for name, command in PEERS.items()}
+    # What bounds the others is the reading of the data, or the evaluation.
+    if case.num_workers == 0 and case.data != "tokens" and not case.evaluates:
+        measures["limit"] = lambda: float(run(LIMIT(case, folder)).last)
+    return measures
+
+
+def starts(folder: Path) -> dict[str, Callable[[], float]]:
+    """Return what measures the seconds from the command to the end of its first step."""
+    case = CASES["CNN, 8x8, batch 64"]._replace(epochs=1)
+
+    def project() -> float:
+        with tempfile.TemporaryDirectory() as run_dir:
+            options = ("--train.run_dir", run_dir, "--train.log_every", "1", "--train.max_iterations", "2")
+            return run(rendered(case, folder, *options)).first_step
+
+    def start(command: Callable[[Case, Path], list[str]]) -> Callable[[], float]:
+        return lambda: run(command(case, folder)).first_step
+
+    measures = {"rendered project": project} | {name: start(command) for name, command in PEERS.items()}
+    measures["torchrun, and imports alone"] = start(peer("imports.py", *TORCHRUN))
+    return measures
+
+
+def in_turns(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Return what each of them measured in every round; who comes first changes."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for number in range(rounds):
+        names = list(measures)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            found[name].append(measures[name]())
+    return found
+
+
+def table(title: str, found: dict[str, dict[str, list[float]]], digits: int) -> list[str]:
+    """Return the lines of a table: the medians, the ranges, and the median of the ratios of the rounds."""
+    columns = list(dict.fromkeys(name for values in found.values() for name in values))
+    lines = [f"| {title} | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    for case, values in found.items():
+        cells = []
+        for name in columns:
+            numbers = values.get(name, [])
+            if not numbers:
+                cells.append("")
+                continue
+            low, high = (f"{end:,.{digits}f}" for end in (min(numbers), max(numbers)))
+            cell = f"{statistics.median(numbers):,.{digits}f} ({low} to {high})"
+            if name != columns[0]:
+                pairs = zip(values[columns[0]], numbers, strict=True)
+                cell += f" **{statistics.median(ours / other for ours, other in pairs):.2f}**"
+            cells.append(cell)
+        lines.append(f"| {case} | {' | '.join(cells)} |")
+    return lines
+
+
+def make_files(folder: Path) -> None:
+    """Write what the cases read: image files and a file of tokens."""
+    from PIL import Image
+
+    chance = random.Random(0)
+    for number in range(max(case.size for case in CASES.values() if case.data == "files")):
+        # Blocks of colour, so that a file is neither empty nor noise.
+        pixels = Image.frombytes("RGB", (8, 8), chance.randbytes(8 * 8 * 3))
+        pixels.resize((96, 96), Image.Resampling.BICUBIC).save(folder / f"{number:05}.png")
+    (folder / "tokens").write_bytes(chance.randbytes(64 * 2**20))
 
 
 def main() -> None:
-    """Run every case in turns and write the table."""
+    """Run every case in turns and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--case", choices=CASES, help="only print this one")
+    parser.add_argument("--case", choices=[*CASES, "start"], help="only print this one")
     options = parser.parse_args()
-    rounds = options.rounds
-    machine = f"torch {version('torch')}, Python {platform.python_version()}, {os.cpu_count()} CPU cores"
-    lines = [
-        f"Samples per second of two gloo processes: median of {rounds} rounds in turns (lowest to highest), and the\n",
-        "median of the ratios of each round.\n",
-        f"{machine}, {datetime.date.today().isoformat()}.\n\n",
-        "| case | rendered project | loop by hand | ratio |\n|---|---|---|---|\n",
-    ]
-    for name in [options.case] if options.case else CASES:
-        case = CASES[name]
-        ours: list[float] = []
-        theirs: list[float] = []
-        for number in range(rounds):
-            # Whoever comes second may find a warmer machine.
-            turns = ((rendered, ours), (by_hand, theirs))
-            for measure, speeds in turns if number % 2 else reversed(turns):
-                speeds.append(measure(*case))
-        ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
-        cells = [
-            f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f} to {max(speeds):,.0f})"
-            for speeds in (ours, theirs)
-        ]
-        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {ratio:.2f} |\n")
-        print(lines[-1], end="", flush=True)
+    versions = {name: version(name) for name in ("torch", "pytorch-ignite", "accelerate", "lightning")}
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPU cores",
+        "versions": {"Python": platform.python_version(), **versions},
+        "rounds": options.rounds,
+    }
+    found: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_files(folder)
+        for case in [options.case] if options.case else [*CASES, "start"]:
+            measures = starts(folder) if case == "start" else measures_of(CASES[case], folder)
+            found[case] = in_turns(measures, options.rounds)
+            print("\n".join(table(case, {"": found[case]}, 1 if case == "start" else 0)), flush=True)
     if not options.case:
-        (FOLDER / "results" / "throughput-cpu.md").write_text("".join(lines))
+        write(about, found)
+
+
+def write(about: dict[str, Any], found: dict[str, dict[str, list[float]]]) -> None:
+    """Keep the numbers, and the tables that people read."""
+    speeds = {case: values for case, values in found.items() if case != "start"}
+    stated = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    text = [
+        f"Two gloo processes, each number the median of {about['rounds']} rounds in turns (lowest to highest). In bold: the",
+        "number of the rendered project divided by this one, in the median of the rounds. The limit is what one process",
+        "computes alone, and one exchange of all gradients, without any loader.",
+        f"{about['machine']}, {stated}, {about['date']}.",
+        "",
+        *table("samples per second", speeds, 0),
+        "",
+        *table("seconds", {"from the command to the end of the first step": found["start"]}, 1),
+    ]
+    (RESULTS / "throughput-cpu.md").write_text("\n".join(text) + "\n")
+    (RESULTS / "throughput-cpu.json").write_text(json.dumps({**about, "found": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

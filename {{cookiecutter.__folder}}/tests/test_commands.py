@@ -39,6 +39,11 @@ def test_the_doctor_times_what_the_processes_exchange() -> None:
         bandwidth = result["bytes"] / (result["milliseconds"] / 1e3) / 1e9
         assert result["bus_bandwidth_gb_per_s"] == pytest.approx(bandwidth)
     assert large["bus_bandwidth_gb_per_s"] > small["bus_bandwidth_gb_per_s"] > 0
+    compared = [check["found"] for check in measured["checks"] if "of one TCP connection" in check["found"]]
+    assert len(compared) == ("stream_gb_per_s" in measured)
+    assert ("stream_gb_per_s" in measured) == (measured["device"] == "cpu")
+    # Wide limits: how fast it is depends on what else the machine does.
+    assert 0.01 < measured.get("stream_gb_per_s", 1.0) < 1000
 
 
 @pytest.mark.parametrize("command", [["doctor", "--quiet"], ["train"]])

@@ -1,4 +1,4 @@
-"""Can the nodes of a cluster reach each other? ``doctor --nnodes N``, called on each of them at the same time."""
+"""Can the nodes of a cluster reach each other, and how fast? ``doctor --nnodes N`` on each of them at the same time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
+import ignite.distributed as idist
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
+from .distributed import backend
 from .errors import UsageError
 
 LIMIT_S = 60.0
 CONNECT_LIMIT_S = 5.0
+# bytes that a connection carries to show its speed, and how many of them are sent at a time
+STREAM = 256 * 2**20
+PIECE = 2**20
 
 
 def meet(nnodes: int, timeout_s: float) -> int:
@@ -82,6 +87,42 @@ def meet(nnodes: int, timeout_s: float) -> int:
     hosts = ", ".join(sorted(f"{node['host']} {node['address']}" for node in (place, *others)))
     print(f"every node reaches every other one: {hosts}")
     return 0
+
+
+def stream_speed() -> float:
+    """Return the bytes per second of one TCP connection from the last rank to rank 0; 0 if there is none.
+
+    Every rank must call it. The time is taken from the first byte to the last.
+    """
+    rank, last = idist.get_rank(), idist.get_world_size() - 1
+    speed, server, place = 0.0, None, None
+    if rank == 0:
+        with suppress(OSError, UsageError):
+            address = "127.0.0.1" if idist.get_nnodes() == 1 else own_address()
+            server = socket.create_server((address, 0))
+            server.settimeout(CONNECT_LIMIT_S)
+            place = server.getsockname()
+    place = backend.all_gather_object(place)[0]
+    with suppress(OSError):
+        if server:
+            with server, server.accept()[0] as connection:
+                connection.settimeout(LIMIT_S)
+                speed = _receive(connection)
+        elif rank == last and place:
+            with socket.create_connection(place, timeout=CONNECT_LIMIT_S) as connection:
+                connection.settimeout(LIMIT_S)
+                for _ in range(STREAM // PIECE):
+                    connection.sendall(bytes(PIECE))
+    return float(idist.all_reduce(speed, "MAX"))
+
+
+def _receive(connection: socket.socket) -> float:
+    piece = bytearray(PIECE)
+    received = connection.recv_into(piece)
+    started = time.perf_counter()
+    while count := connection.recv_into(piece):
+        received += count
+    return received / (time.perf_counter() - started)
 
 
 def own_address() -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from . import collectives, distributed
+from . import collectives, connectivity, distributed
 from .checks import Check, require
 from .config import Config
 from .distributed import backend
@@ -78,7 +78,8 @@ def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:
 def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
     """Time all-reduces between the processes of a launcher and compare their weights; rank 0 prints the result."""
     world_size = idist.get_world_size()
-    measured: dict[str, Any] = {"world_size": world_size, "nnodes": idist.get_nnodes()}
+    device = idist.device().type
+    measured: dict[str, Any] = {"world_size": world_size, "nnodes": idist.get_nnodes(), "device": device}
     mine = {"host": platform.node(), **distributed.versions()}
     # The versions first: where they differ, what comes next may fail, and they say why.
     everyones = backend.all_gather_object(mine)
@@ -97,6 +98,9 @@ def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
         measured["all_reduce"].append(
             {"bytes": size, "milliseconds": seconds * 1e3, "bus_bandwidth_gb_per_s": bandwidth / 1e9}
         )
+    # Other devices have other ways than the network of their hosts.
+    if device == "cpu" and world_size > 1:
+        measured["stream_gb_per_s"] = connectivity.stream_speed() / 1e9
     checks = list(_exchange_checks(measured))
     if idist.get_rank() == 0:
         _print(checks, measured, as_json)
@@ -157,7 +161,10 @@ def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
     for result in measured["all_reduce"]:
         size = f"{result['bytes'] >> 20} MB" if result["bytes"] >= 2**20 else f"{result['bytes'] >> 10} KB"
         found = f"{result['milliseconds']:.3g} ms over {measured['world_size']} processes"
-        found += f", bus bandwidth {result['bus_bandwidth_gb_per_s']:.2g} GB/s"
+        bandwidth, stream = result["bus_bandwidth_gb_per_s"], measured.get("stream_gb_per_s")
+        found += f", bus bandwidth {bandwidth:.2g} GB/s"
+        if stream and result["bytes"] == SIZES[-1][0]:
+            found += f", {bandwidth / stream:.0%} of the {stream:.2g} GB/s of one TCP connection"
         yield Check(f"all-reduce {size}", True, found)
     difference = measured["weights_difference"]
     found = "equal on every process after a step" if not difference else f"differ by {difference:g} after a step"

@@ -241,6 +241,11 @@ def measure_link(config: Config, processes: int) -> Link:
     measured = measure_here(config, processes)
     if "error" in measured:
         raise UsageError(f"{processes} processes cannot exchange: {measured['error']}", 1)
+    return link_of(measured, processes)
+
+
+def link_of(measured: dict[str, Any], processes: int) -> Link:
+    """Return the link that explains what ``doctor --exchange`` measured between so many processes."""
     small, large = measured["all_reduce"]
     rounds = 2 * (processes - 1)
     latency = small["milliseconds"] / 1e3 / rounds

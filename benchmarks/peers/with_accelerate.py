@@ -1,0 +1,46 @@
+"""The same with Hugging Face's Accelerate."""
+
+import torch
+from accelerate import Accelerator
+from common import LR, read_work, tell_of_epoch, tell_of_step
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+
+def main() -> None:
+    """Train, and evaluate if asked to."""
+    accelerator = Accelerator(cpu=True)
+    work = read_work(accelerator.num_processes)
+    writes = accelerator.is_main_process
+    plain = DataLoader(work.train, work.share, shuffle=True, drop_last=True, **work.loader)
+    model, optimizer, loader, val_loader = accelerator.prepare(
+        work.model,
+        torch.optim.AdamW(work.model.parameters(), LR),
+        plain,
+        DataLoader(work.val, 256, **work.loader),
+    )
+    for epoch in range(work.epochs):
+        model.train()
+        for number, (batch, targets) in enumerate(loader):
+            optimizer.zero_grad()
+            accelerator.backward(cross_entropy(model(batch), targets))
+            optimizer.step()
+            if writes and epoch == number == 0:
+                tell_of_step()
+        if work.evaluates:
+            model.eval()
+            loss = right = samples = 0.0
+            with torch.no_grad():
+                for batch, targets in val_loader:
+                    scores, known = accelerator.gather_for_metrics((model(batch), targets))
+                    loss += float(cross_entropy(scores, known)) * len(known)
+                    right += float((scores.argmax(1) == known).sum())
+                    samples += len(known)
+        if writes:
+            tell_of_epoch(epoch + 1)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
