@@ -40,7 +40,9 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     raise UsageError("byhand cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
-def wrap_model(model: nn.Module) -> nn.Module:
+def wrap_model(
+    model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None
+) -> nn.Module:
     """Give the model the weights of rank 0."""
     model = model.to(idist.device())
     if dist.is_initialized():
@@ -49,7 +51,13 @@ def wrap_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
+def wrap_optimizer(
+    optimizer: Optimizer,
+    model: nn.Module,
+    accumulation_steps: int,
+    compression: str = "none",
+    ready: Callable[[], None] | None = None,
+) -> Optimizer:
     """Return the optimizer as it is: the step averages the gradients."""
     return optimizer
 
@@ -79,10 +87,6 @@ def optimizer_step(
     scaler.step(optimizer)
     scaler.update()
     return norm
-
-
-def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
-    """Do nothing: the step exchanges after the backward pass."""
 
 
 def lost_peer(error: BaseException) -> str:

@@ -125,6 +125,23 @@ def test_many_processes_learn_what_one_learns(alone: Run, tmp_path: Path, proces
     assert_equal_weights(alone, many, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_gradients_travel_in_fewer_bytes_or_the_backend_refuses(alone: Run, tmp_path: Path, compression: str) -> None:
+    settings = ("--distributed.compression", compression)
+    used = distributed.resolve(config.Config())
+    if compression not in distributed.transport.COMPRESSIONS[used.distributed.backend]:
+        answer = call("train", *settings)
+        assert answer.code == 2
+        assert "choose distributed.compression none" in answer.errors
+        return
+    two = train(tmp_path / "two", 2, *EXACT, *settings)
+    assert two.summary["weights_difference"] == 0.0
+    assert f"gradients are rounded to {compression}" in two.log
+    assert_equal_weights(alone, two, tolerance=0.01)
+    # Two processes that exchange all digits end within 1e-7.
+    assert max(float((two.weights()[name] - weight).abs().max()) for name, weight in alone.weights().items()) > 1e-6
+
+
 def test_a_stopped_run_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> None:
     settings = ("--train.epochs", "10")
     whole = train(tmp_path / "whole", 1, *settings)

@@ -122,6 +122,8 @@ class DistributedConfig:
     """what each process computes on; the README names any other choice"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """type in which gradients travel: two bytes for each instead of four, rounded to 11 bits, or 8"""
     sync_batchnorm: bool = False
     """let BatchNorm normalize over the samples of all processes; not for a CPU"""
     timeout_s: float = 600.0

@@ -44,6 +44,11 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
     kinds = Counter(type(module).__name__ for module in model.modules() if isinstance(module, _BatchNorm))
     if kinds.pop(nn.SyncBatchNorm.__name__, 0):
         logger.info("SyncBatchNorm normalizes over all processes: their number changes nothing")
+    if config.distributed.compression != "none" and world_size > 1:
+        logger.info(
+            "gradients are rounded to %s to be exchanged: another number of processes learns otherwise",
+            config.distributed.compression,
+        )
     for kind in kinds:
         logger.info(
             "%s normalizes over %s samples at a time: another number of processes learns otherwise", kind, share

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import ignite.distributed as idist
@@ -27,7 +28,7 @@ from .failures import told_with_step
 from .introduction import introduce, tell_of_draws, tell_of_loss, title_of
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
-from .profiling import create_stopwatch, profiled
+from .profiling import Stopwatch, create_stopwatch, profiled
 from .run_directory import RunDirectory, device_name
 from .task.data import load
 from .task.model import create_model
@@ -57,6 +58,8 @@ def train(run: RunDirectory, config: Config) -> int:
     objective = bind(config.task, data)
     if objective.losses and config.optim.accumulation_steps > 1:
         raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")
+    if objective.losses and config.distributed.compression != "none":
+        raise UsageError("the gradients of several losses travel as they are: set distributed.compression to none")
     create_metrics(objective)  # a score that is not among them is told of now, not after the first epoch
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(data.train, batches, config.data.num_workers)
@@ -73,13 +76,11 @@ def train(run: RunDirectory, config: Config) -> int:
     introduce(plain_model, data, config, len(batches), last_step)
     if config.train.compile:
         plain_model.compile()
-    model, optimizer = prepare(plain_model, config, world_size, objective)
-    scheduler = create_lr_scheduler(optimizer, config.optim, len(batches), last_step)
-    scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
 
     stopwatch = create_stopwatch(config)
-    if config.train.profile != "none":
-        backend.tell_when_gradients_are_ready(model, optimizer, lambda: stopwatch.begin("exchange"))
+    model, optimizer = prepare(plain_model, config, world_size, objective, stopwatch)
+    scheduler = create_lr_scheduler(optimizer, config.optim, len(batches), last_step)
+    scaler = torch.amp.GradScaler(idist.device().type, enabled=config.train.amp == "fp16")
     trainer = create_trainer(model, optimizer, scaler, config, objective, stopwatch)
     meter = Meter(config.data.batch_size)
     state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
@@ -196,16 +197,19 @@ def train(run: RunDirectory, config: Config) -> int:
 
 
 def prepare(
-    model: nn.Module, config: Config, world_size: int, objective: Objective
+    model: nn.Module, config: Config, world_size: int, objective: Objective, stopwatch: Stopwatch
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return the model on its device and its optimizer, which average the gradients unless the step does so itself."""
     if objective.losses:
         model = model.to(idist.device())
         collectives.broadcast([*model.parameters(), *model.buffers()])
         return model, create_optimizer(model, config, world_size)
-    wrapped = backend.wrap_model(model)
+    compression = config.distributed.compression
+    ready = partial(stopwatch.begin, "exchange") if config.train.profile != "none" else None
+    wrapped = backend.wrap_model(model, compression, ready)
     optimizer = create_optimizer(model, config, world_size)
-    return wrapped, backend.wrap_optimizer(optimizer, model, config.optim.accumulation_steps)
+    steps = config.optim.accumulation_steps
+    return wrapped, backend.wrap_optimizer(optimizer, model, steps, compression, ready)
 
 
 def finish(run: RunDirectory, model: nn.Module, resumed_from: Path | None, title: str) -> int:

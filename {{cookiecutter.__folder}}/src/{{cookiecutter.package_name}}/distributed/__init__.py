@@ -50,6 +50,11 @@ def resolve(config: Config) -> Config:
         raise UsageError(f"this project was made for backend {transport.NAME}: choose distributed.backend {choices}")
     if device == "cpu" and backend != transport.ON_CPU:
         raise UsageError(f"{backend} does not support CPUs: choose distributed.backend {transport.ON_CPU}, or auto")
+    compressions = transport.COMPRESSIONS[backend]
+    if config.distributed.compression not in compressions:
+        choices = " or ".join(compressions)
+        asked = config.distributed.compression
+        raise UsageError(f"{backend} does not exchange {asked} here: choose distributed.compression {choices}")
     if config.train.amp not in hardware.AMP:
         raise UsageError(f"train.amp {config.train.amp} does not work here: choose {' or '.join(hardware.AMP)}")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))

@@ -94,19 +94,43 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     raise UsageError("Horovod cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
-def wrap_model(model: nn.Module) -> nn.Module:
-    """Move the model to this process's device and give it the weights of rank 0."""
+def wrap_model(model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None) -> nn.Module:
+    """Move the model to this process's device and give it the weights of rank 0; the optimizer does the rest."""
     model = model.to(idist.device())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     return model
 
 
-def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
-    """Let the optimizer average the gradients over the processes, once for so many backward passes."""
-    wrapped: Optimizer = hvd.DistributedOptimizer(
-        optimizer, model.named_parameters(), backward_passes_per_step=accumulation_steps
+def wrap_optimizer(
+    optimizer: Optimizer,
+    model: nn.Module,
+    accumulation_steps: int,
+    compression: str = "none",
+    ready: Callable[[], None] | None = None,
+) -> Optimizer:
+    """Let the optimizer average the gradients over the processes, once for so many backward passes.
+
+    Args:
+        compression: type in which the gradients travel.
+        ready: is called in each step when this process has all its gradients, and only waits for their exchange.
+    """
+    wrapped: Any = hvd.DistributedOptimizer(
+        optimizer,
+        model.named_parameters(),
+        compression=getattr(hvd.Compression, compression),
+        backward_passes_per_step=accumulation_steps,
     )
-    return wrapped
+    # With one process, Horovod returns an optimizer that has nothing to wait for.
+    if ready and hasattr(wrapped, "synchronize"):
+        synchronize = wrapped.synchronize
+
+        def telling() -> None:
+            ready()
+            synchronize()
+
+        wrapped.synchronize = telling
+    averaging: Optimizer = wrapped
+    return averaging
 
 
 def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
@@ -136,20 +160,6 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
         scaler.step(optimizer)
     scaler.update()
     return norm
-
-
-def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
-    """Call ``tell`` in each step when this process has all its gradients, and only waits for the exchange of the last."""
-    wrapped: Any = optimizer
-    if not hasattr(wrapped, "synchronize"):
-        return
-    synchronize = wrapped.synchronize
-
-    def telling() -> None:
-        tell()
-        synchronize()
-
-    wrapped.synchronize = telling
 
 
 def lost_peer(error: BaseException) -> str:

@@ -13,6 +13,7 @@ CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
+COMPRESSIONS = {"mpi": ("none",)}  # in which types gradients can travel
 RENDEZVOUS = False  # MPI connects the processes that its launcher has started
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process

@@ -103,16 +103,43 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     return converted
 
 
-def wrap_model(model: nn.Module) -> nn.Module:
-    """Move the model to this process's device and let its gradients be averaged over the processes."""
+def wrap_model(model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None) -> nn.Module:
+    """Move the model to this process's device and let its gradients be averaged over the processes.
+
+    Args:
+        compression: type in which the gradients travel.
+        ready: is called in each step when this process has all its gradients, and only waits for the last exchange.
+    """
     model = model.to(idist.device())
     if idist.get_world_size() == 1:
         return model
     # The gradients live in the buffers that are sent: one copy less for each step.
-    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if compression == "none" and not ready:
+        # Torch's own exchange takes no turn of Python.
+        return wrapped
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    send = hooks.get(compression, default_hooks.allreduce_hook)
+
+    # Torch refuses annotations that are not the types themselves.
+    def exchange(group, bucket):  # type: ignore[no-untyped-def]
+        if ready and bucket.is_last():
+            ready()
+        return send(group, bucket)
+
+    wrapped.register_comm_hook(None, exchange)
+    return wrapped
 
 
-def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
+def wrap_optimizer(
+    optimizer: Optimizer,
+    model: nn.Module,
+    accumulation_steps: int,
+    compression: str = "none",
+    ready: Callable[[], None] | None = None,
+) -> Optimizer:
     """Return the optimizer as it is: the wrapped model averages the gradients."""
     return optimizer
 
@@ -141,20 +168,6 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     scaler.step(optimizer)
     scaler.update()
     return norm
-
-
-def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
-    """Call ``tell`` in each step when this process has all its gradients, and only waits for the exchange of the last."""
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-    # Torch refuses annotations that are not the types themselves.
-    def exchange(group, bucket):  # type: ignore[no-untyped-def]
-        if bucket.is_last():
-            tell()
-        return allreduce_hook(group, bucket)
-
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model.register_comm_hook(None, exchange)
 
 
 def lost_peer(error: BaseException) -> str:

@@ -53,15 +53,21 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     raise UsageError("torch_xla cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
-def wrap_model(model: nn.Module) -> nn.Module:
+def wrap_model(model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0."""
     model = model.to(idist.device())
     xm.broadcast_master_param(model)
     return model
 
 
-def wrap_optimizer(optimizer: Optimizer, model: nn.Module, accumulation_steps: int) -> Optimizer:
-    """Return the optimizer as it is: the step averages the gradients."""
+def wrap_optimizer(
+    optimizer: Optimizer,
+    model: nn.Module,
+    accumulation_steps: int,
+    compression: str = "none",
+    ready: Callable[[], None] | None = None,
+) -> Optimizer:
+    """Return the optimizer as it is: the step averages the gradients, in one graph with the update."""
     return optimizer
 
 
@@ -89,10 +95,6 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
         optimizer.step()
     torch_xla.sync()
     return norm
-
-
-def tell_when_gradients_are_ready(model: nn.Module, optimizer: Optimizer, tell: Callable[[], None]) -> None:
-    """Do nothing: the step exchanges and updates in one graph."""
 
 
 def lost_peer(error: BaseException) -> str:

@@ -6,3 +6,4 @@ CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "install the same version of both: python3 -m pip install -e ."
+COMPRESSIONS = {"xla-tpu": ("none",)}  # in which types gradients can travel
