@@ -1,13 +1,14 @@
 """Which rank gets which samples when, and how they become batches."""
 
 import multiprocessing
+import os
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from frame import batches, checks, errors, randomness, task_data
+from frame import batches, checks, early_signals, errors, randomness, task_data
 
 EVALUATION_BATCH_SIZE = batches.EVALUATION_BATCH_SIZE
 
@@ -71,6 +72,8 @@ def test_evaluation_reads_every_sample_once_in_batches_that_do_not_depend_on_the
 
 
 def test_an_empty_validation_set_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match="the training set is empty"):
+        batches.TrainingBatches(0, 4, rank=0, world_size=1, seed=0)
     with pytest.raises(errors.UsageError, match="the validation set is empty"):
         batches.EvaluationBatches(0, 0, 1)
 
@@ -183,6 +186,36 @@ def test_no_loader_process_is_left_behind_even_by_a_rank_without_a_batch(rank: i
         assert len(list(loader)) == 1 - rank
         assert len(set(multiprocessing.active_children()) - before) == 1
     assert set(multiprocessing.active_children()) == before
+
+
+class SignalledAsItBegins:
+    """Sends stop signals to a loader process before that has asked how to behave."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __setstate__(self, state: Any) -> None:
+        usual = torch.set_num_threads
+
+        def signalled(nthreads: int) -> None:
+            for stop in early_signals.STOP_SIGNALS:
+                os.kill(os.getpid(), stop)
+            usual(nthreads)
+
+        # Torch calls it when it has set its own handlers, and before worker_init_fn.
+        torch.set_num_threads = signalled
+
+    def __reduce__(self) -> Any:
+        return SignalledAsItBegins, (), True
+
+
+def test_a_loader_process_lives_on_after_a_stop_signal_while_it_begins() -> None:
+    assert [part.tolist() for part in read(SignalledAsItBegins(), num_workers=1)] == [
+        part.tolist() for part in read(list(range(10)))
+    ]
 
 
 @pytest.mark.parametrize(

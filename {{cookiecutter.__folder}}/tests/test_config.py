@@ -33,6 +33,8 @@ def test_the_default_file_holds_every_setting() -> None:
         (["train", "--task.dataset", "mnist"], "task.dataset must be one of single, listed, whole, seeded, not mnist"),
         (["train", "--data.batch_size", "many"], "data.batch_size must be a whole number, not many"),
         (["train", "--train.evaluate_every", "often"], "such as 500 steps or 1 epoch, not often"),
+        (["train", "--train.evaluate_every", "0 epochs"], "train.evaluate_every must be more than 0, not 0 epochs"),
+        (["train", "--train.run_dir", ""], "train.run_dir must name a folder"),
         (["train", "--data.batch_size", "0"], "data.batch_size must be at least 1, not 0"),
         (["train", "--task.width", "0"], "task.width must be at least 1, not 0"),
         (["train", "--task.train_size", "48"], "data.batch_size 64 is larger than task.train_size 48"),

@@ -173,6 +173,18 @@ def test_a_sample_that_cannot_be_read_is_named_by_the_process_that_reads_it(
     assert "Caught" not in ended.errors
 
 
+def test_the_best_checkpoint_stays_the_best_without_its_record(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "2")
+    (best,) = (run.path / "checkpoints").glob("best_*.pt")
+    (run.path / "metrics.jsonl").write_text("")
+    # So large a rate that the next evaluation is worse.
+    run = train(run.path, 1, *CONSTANT, "--train.epochs", "3", "--optim.lr", "0.9")
+    assert best.exists()
+    assert run.summary["best"]["checkpoint"] == f"checkpoints/{best.name}"
+    assert "metrics.jsonl has 0 of the 2 evaluations" in run.log
+    assert f"metrics.jsonl lacks the evaluation of the best checkpoint, checkpoints/{best.name}" in run.log
+
+
 def test_damaged_records_do_not_keep_a_run_from_resuming(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "3")
     parts = train(tmp_path / "parts", 1, *CONSTANT, "--train.epochs", "2")

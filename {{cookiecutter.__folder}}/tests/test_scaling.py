@@ -35,6 +35,18 @@ def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> No
     assert {file.name for file in folder.iterdir()} == names
 
 
+def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, str] = {}
+    monkeypatch.setattr(scaling, "scaling", lambda config, settings, numbers: asked.update(numbers) or len(settings))
+    answer = call("scaling", "--preset", "batch-crossover", "--train.seed", "1", "--train.run_dir", str(tmp_path))
+    # The preset is no setting of a training: what is handed on are two run directories, the first of them usual, and a seed.
+    assert answer.code == 6
+    batches = [int(number) for number in asked["batches"].split(",")]
+    assert batches[:4] == [2, 8, 32, 128]
+    # The data of these tests have 1,200 samples.
+    assert batches[-1] == 512
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -74,6 +74,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--processes", type=str, default="1,2", help="numbers of processes, such as 1,2,4")
         parser.add_argument("--batches", type=str, default="16,64,256", help="global batches, such as 64,128,256")
         parser.add_argument("--steps", type=int, default=50, help="of each training")
+        wide = "batches from 2 to 6144, as far as there are samples, instead of --batches"
+        parser.add_argument("--preset", choices=["batch-crossover"], help=wide)
         arguments = ["--train.run_dir", "runs/scaling", *arguments]
     elif command == "shards":
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
@@ -106,6 +108,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         return export.export(config, best_of(given), Path(str(folder)))
     if command == "scaling":
         asked = {name: str(options[name]) for name in ("processes", "batches", "steps")}
+        if options["preset"]:
+            asked["batches"] = scaling.batches_of_crossover(config)
         return scaling.scaling(config, settings_among(arguments), asked)
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
@@ -119,7 +123,7 @@ def run_command(command: str, arguments: list[str]) -> int:
 def settings_among(arguments: list[str]) -> list[str]:
     """Return the arguments that are settings of a training."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--processes", "--batches", "--steps"):
+    for name in ("--processes", "--batches", "--steps", "--preset"):
         finder.add_argument(name)
     return finder.parse_known_args(arguments)[1]
 

@@ -54,6 +54,8 @@ class TrainingBatches:
     """
 
     def __init__(self, size: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+        if size < 1:
+            raise UsageError("the training set is empty: does load of task/data.py look in the right place?")
         require([batch_check(batch_size, [world_size])])
         if batch_size > size:
             raise UsageError(f"data.batch_size {batch_size} is larger than the training set: choose at most {size}")

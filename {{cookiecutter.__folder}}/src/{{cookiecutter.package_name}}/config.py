@@ -109,7 +109,14 @@ class TrainConfig:
             _require_at_least(1, train__max_iterations=self.max_iterations)
         if self.patience is not None:
             _require_at_least(1, train__patience=self.patience)
-        _require_period(train__evaluate_every=self.evaluate_every, train__save_every=self.save_every or "1 epoch")
+        if not self.run_dir:
+            raise ValueError("train.run_dir must name a folder, such as runs/second")
+        periods = {"train__evaluate_every": self.evaluate_every, "train__save_every": self.save_every or "1 epoch"}
+        _require_period(**periods)
+        for name, period in periods.items():
+            if steps_of(period, 10**9) == 0:
+                name = name.replace("__", ".")
+                raise ValueError(f"{name} must be more than 0, not {period}; the end of the training always counts")
 
 
 @dataclass(frozen=True)

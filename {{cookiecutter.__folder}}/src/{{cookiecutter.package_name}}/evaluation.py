@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, zip_longest
@@ -20,6 +19,7 @@ from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from . import storage
 from .batches import EvaluationBatches, closing, create_loader
 from .binding import Objective, bind
 from .checkpoints import load_checkpoint
@@ -50,7 +50,7 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
     with closing(loader):
         metrics = evaluate(model, loader, config, bind(config.task, data))
     if idist.get_rank() == 0:
-        print(json.dumps({"checkpoint": checkpoint, **metrics}))
+        print(storage.to_json({"checkpoint": checkpoint, **metrics}))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from contextlib import nullcontext
 from typing import Any
@@ -11,7 +12,7 @@ import ignite.distributed as idist
 import torch
 from ignite.engine import Engine
 from ignite.utils import apply_to_tensor, convert_tensor
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .binding import Objective
@@ -70,6 +71,17 @@ def tell_of_draws(trainer: Engine, config: Config) -> None:
         )
 
 
+def tell_of_shapes(outputs: Any, targets: Any) -> None:
+    """Log if outputs and targets hold as many numbers in other shapes, which losses and metrics stretch to fit, silently."""
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) else () for part in (outputs, targets)]
+    if shapes[0] != shapes[1] and math.prod(shapes[0]) == math.prod(shapes[1]) > 1:
+        logger.warning(
+            "outputs have the shape %s and targets %s: as many numbers, which a loss may pair wrongly; let forward return both "
+            "in one shape",
+            *shapes,
+        )
+
+
 def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: Objective) -> None:
     """Log, after a step, if the loss of a batch is not the mean of the losses of its halves.
 
@@ -86,6 +98,7 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             answered = objective.forward(model, batch)
             even: Any = apply_to_tensor(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
             outputs, targets = even
+            tell_of_shapes(outputs, targets)
             whole = float(objective.loss(outputs, targets))
             halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]
         except Exception:  # noqa: BLE001 - such a batch cannot be cut, and the training itself has taken it

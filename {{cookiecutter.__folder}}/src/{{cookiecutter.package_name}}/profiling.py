@@ -165,9 +165,11 @@ def verdict(shares: Sequence[Share], config: Config) -> str:
     compute = of["forward"].milliseconds + of["backward"].milliseconds
     slowest = max(of["forward"], of["backward"], key=lambda share: share.slowest_milliseconds - share.milliseconds)
     behind = slowest.slowest_milliseconds - slowest.milliseconds
-    if idist.get_world_size() > 1 and behind > LARGE * compute:
-        return f"rank {slowest.slowest_rank} computes slower than the others, which wait for it: look at its machine"
     worst = max((share for share in shares if share.part in ADVICE), key=lambda share: share.share)
+    # Those that wait for it seem to wait for the exchange.
+    larger = worst.part != "exchange" and worst.milliseconds > behind
+    if idist.get_world_size() > 1 and behind > LARGE * compute and not larger:
+        return f"rank {slowest.slowest_rank} computes slower than the others, which wait for it: look at its machine"
     if worst.share > LARGE:
         return f"{worst.part} takes {worst.share:.0%} of the time: {ADVICE[worst.part]}"
     faster = [

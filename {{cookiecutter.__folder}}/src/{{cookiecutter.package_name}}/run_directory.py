@@ -151,14 +151,14 @@ class RunDirectory:
         file = self.path / "steps.jsonl"
         if self.writes and file.exists():
             kept = [record for record in self._read_lines(file, ("iteration",)) if record["iteration"] <= iteration]
-            storage.write(file, "".join(_to_json(record) + "\n" for record in kept))
+            storage.write(file, "".join(storage.to_json(record) + "\n" for record in kept))
 
     def _read_lines(self, file: Path, names: Sequence[str]) -> list[Record]:
         """Return the records of a file up to the first that lacks a number of these ``names``, which rank 0 warns of."""
         records: list[Record] = []
         for number, line in enumerate(file.read_text(errors="replace").splitlines(keepends=True), 1):
             try:
-                record = _from_json(line)
+                record = storage.from_json(line)
                 for name in names:
                     float(record[name])
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -177,7 +177,7 @@ class RunDirectory:
                 logger.warning("val_%s is not a number, so that this evaluation cannot be the best", objective.SCORE)
             for listener in self.listeners:
                 listener(record)
-            lines = "".join(_to_json(record) + "\n" for record in self.records)
+            lines = "".join(storage.to_json(record) + "\n" for record in self.records)
             storage.write(self.path / "metrics.jsonl", lines)
 
     def append_step(self, record: Record) -> None:
@@ -188,7 +188,7 @@ class RunDirectory:
             path = self.path / "steps.jsonl"
             try:
                 with path.open("a") as file:
-                    file.write(_to_json(record) + "\n")
+                    file.write(storage.to_json(record) + "\n")
             except OSError as error:
                 raise storage.unwritable(path, error) from None
 
@@ -236,14 +236,22 @@ class RunDirectory:
             best, key = self.best(), f"val_{objective.SCORE}"
             checkpoint: str | None = f"checkpoints/best_{best['iteration']}.pt"
             if not (self.path / str(checkpoint)).exists():
-                logger.warning("%s is lost: the best checkpoint that is left is of a worse evaluation", checkpoint)
-                checkpoint = None
+                known = [record["iteration"] for record in self.records]
+                kept = storage.saved_checkpoints(self.checkpoints, "best")
+                if unknown := [file for file in kept if storage.step_of(file) not in known]:
+                    # It is better than all that were measured since.
+                    best = {"iteration": storage.step_of(unknown[-1]), key: math.nan}
+                    checkpoint = f"checkpoints/{unknown[-1].name}"
+                    logger.warning("metrics.jsonl lacks the evaluation of the best checkpoint, %s", checkpoint)
+                else:
+                    logger.warning("%s is lost: the best checkpoint that is left is of a worse evaluation", checkpoint)
+                    checkpoint = None
             place["best"] = {**best, "checkpoint": checkpoint}
             draw_curves(self.records, self.path / "curves.png", title)
             text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
             values = (place["wall_time_s"], key, last[key], best[key], best["iteration"], checkpoint, self.path)
             logger.info(text, *values)
-        storage.write(self.path / "summary.json", _to_json({**last, **place, **summary}, indent=2) + "\n")
+        storage.write(self.path / "summary.json", storage.to_json({**last, **place, **summary}, indent=2) + "\n")
 
 
 def score(record: Record) -> float:
@@ -266,21 +274,6 @@ def _refuse(refusal: str, exit_code: int) -> None:
         refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
     if refusal:
         raise UsageError(refusal, exit_code)
-
-
-def _to_json(record: Record, indent: int | None = None) -> str:
-    """Return JSON, which has no word for what is not a number: null."""
-
-    def valid(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: valid(one) for name, one in value.items()}
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(valid(record), indent=indent, allow_nan=False)
-
-
-def _from_json(line: str) -> Record:
-    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
 
 def _iteration_in(file: Path) -> Any:

@@ -25,6 +25,7 @@ from .config import Config
 from .distributed import hardware
 from .errors import UsageError
 from .profiling import WARM_UP
+from .task.data import load
 
 TRAINING_LIMIT_S = 1800.0
 # Worlds for which a step is predicted.
@@ -122,6 +123,12 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     draw(rows, folder / "scaling.png")
     print(f"all is in {folder}")
     return 0
+
+
+def batches_of_crossover(config: Config) -> str:
+    """Return the batches of the preset, which show where more processes begin to pay, as far as there are samples."""
+    samples = len(load(config.task).train)
+    return ",".join(str(batch) for batch in (2, 8, 32, 128, 512, 2048, 6144) if batch <= samples)
 
 
 def numbers(asked: dict[str, str], name: str) -> list[int]:
@@ -226,8 +233,9 @@ def where_it_stops_paying(predicted: Sequence[Predicted]) -> str:
         gain = row.ring / more.ring - 1
         if gain < PAYS:
             what = f"gain {gain:.0%}" if gain > 0 else f"take {more.ring / row.ring - 1:.0%} longer"
-            return f"at batches of {batch}, adding processes stops paying at {row.processes}: {more.processes} would {what}"
-    return f"at batches of {batch}, adding processes pays up to {predicted[-1].processes} at least"
+            where = f"adding processes stops paying at {row.processes}: {more.processes} would {what}"
+            return f"predicted for batches of {batch}, each process with a core of its own: {where}"
+    return f"predicted for batches of {batch}: adding processes pays up to {predicted[-1].processes} at least"
 
 
 def measure_link(config: Config, processes: int) -> Link:

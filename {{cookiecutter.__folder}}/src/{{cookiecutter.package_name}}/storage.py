@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import fcntl
 import io
+import json
+import math
 import os
 import platform
 import re
@@ -47,6 +49,26 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise
         draft.unlink(missing_ok=True)
         raise unwritable(path, cause) from None
+
+
+def to_json(record: dict[str, Any], indent: int | None = None) -> str:
+    """Return JSON, which has no word for what is not a number: null."""
+
+    def valid(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: valid(one) for name, one in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(valid(record), indent=indent, allow_nan=False)
+
+
+def from_json(line: str) -> dict[str, Any]:
+    """Return what ``to_json`` has written in one line; null is not a number.
+
+    Raises:
+        ValueError, AttributeError: if it is something else.
+    """
+    return {name: math.nan if value is None else value for name, value in json.loads(line).items()}
 
 
 def write(path: Path, text: str) -> None:

@@ -108,7 +108,8 @@ def train(run: RunDirectory, config: Config) -> int:
             group.update(settings)
     run.take_up_records(trainer.state.iteration)
     evaluations = trainer.state.iteration // evaluate_every
-    if run.writes and len(run.records) < evaluations and not run.changes:
+    as_often = not any(change.startswith(("train.evaluate_every ", "data.batch_size ")) for change in run.changes)
+    if run.writes and len(run.records) < evaluations and as_often:
         logger.warning("metrics.jsonl has %s of the %s evaluations until now", len(run.records), evaluations)
     if trainer.state.iteration >= last_step or run.is_out_of_patience():
         run.refuse_changes()

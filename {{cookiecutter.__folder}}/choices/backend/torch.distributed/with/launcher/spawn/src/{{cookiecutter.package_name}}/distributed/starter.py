@@ -46,10 +46,14 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
 
+    signals: list[int] = []
+
     def pass_on(number: int, frame: FrameType | None) -> None:
+        # The first as the one that a process keeps from its start on, until it can stop in order.
+        signals.append(number if signals else signal.SIGUSR1)
         for child in children.processes:
             if child.is_alive() and child.pid:
-                os.kill(child.pid, number)
+                os.kill(child.pid, signals[-1])
 
     # Also Ctrl-C, which a terminal sends to the children too: once more does no harm.
     for number in early_signals.STOP_SIGNALS:
@@ -59,8 +63,10 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
             pass
     except ProcessExitedException as error:
         if error.exit_code < 0:
-            name = signal.Signals(-error.exit_code).name
-            print(f"error: rank {error.error_index} was ended by {name}: start again to resume", file=sys.stderr)
+            said = f"rank {error.error_index} was ended by {signal.Signals(-error.exit_code).name}"
+            if -error.exit_code in signals:
+                said = "stopped before the first step"
+            print(f"error: {said}: start again to resume", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
     finally:
         # Python itself would let them end this process while it exits.
