@@ -138,7 +138,7 @@ def test_gradients_travel_in_fewer_bytes_or_the_backend_refuses(alone: Run, tmp_
     assert two.summary["weights_difference"] == 0.0
     assert f"gradients are rounded to {compression}" in two.log
     assert_equal_weights(alone, two, tolerance=0.01)
-    # Two processes that exchange all digits end within 1e-7.
+    # Without rounding, two processes end within 1e-7.
     assert max(float((two.weights()[name] - weight).abs().max()) for name, weight in alone.weights().items()) > 1e-6
 
 
