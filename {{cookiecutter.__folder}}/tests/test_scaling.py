@@ -89,8 +89,7 @@ def test_a_prediction_says_where_more_processes_stop_paying() -> None:
     predicted = list(scaling.predict(scaling.Link(0.01, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
     assert [row.processes for row in predicted] == [2, 4, 8, 16, 32, 64]
     assert predicted[1].ring == pytest.approx(1e3 * (1 / 4 + 6 * 0.01))
-    assert scaling.where_it_stops_paying(predicted) == (
-        "at batches of 64, adding processes stops paying at 8: 16 would take 37% longer"
-    )
+    start = "predicted for batches of 64, each process with a core of its own: adding processes"
+    assert scaling.where_it_stops_paying(predicted) == f"{start} stops paying at 8: 16 would take 37% longer"
     free = list(scaling.predict(scaling.Link(0.0, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
-    assert scaling.where_it_stops_paying(free) == "at batches of 64, adding processes pays up to 64 at least"
+    assert scaling.where_it_stops_paying(free) == f"{start} pays up to 64 at least"

@@ -228,14 +228,13 @@ def predict(link: Link, compute: tuple[float, float], size: float, batch_size: i
 
 def where_it_stops_paying(predicted: Sequence[Predicted]) -> str:
     """Return one sentence: how many processes are worth it."""
-    batch = predicted[0].batch_size
+    said = f"predicted for batches of {predicted[0].batch_size}, each process with a core of its own: adding processes"
     for row, more in pairwise(predicted):
         gain = row.ring / more.ring - 1
         if gain < PAYS:
             what = f"gain {gain:.0%}" if gain > 0 else f"take {more.ring / row.ring - 1:.0%} longer"
-            where = f"adding processes stops paying at {row.processes}: {more.processes} would {what}"
-            return f"predicted for batches of {batch}, each process with a core of its own: {where}"
-    return f"predicted for batches of {batch}: adding processes pays up to {predicted[-1].processes} at least"
+            return f"{said} stops paying at {row.processes}: {more.processes} would {what}"
+    return f"{said} pays up to {predicted[-1].processes} at least"
 
 
 def measure_link(config: Config, processes: int) -> Link:
