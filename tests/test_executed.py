@@ -153,7 +153,7 @@ def test_the_target_trains_evaluates_and_resumes(
     if target in (REPRESENTATIVE, *WITH_OWN_TESTS):
         check_defaults(project, target, processes, trial)
     if target in WITH_OWN_TESTS:
-        print(project.succeed("python3", "-m", "pytest", "-q", *WITH_OWN_TESTS[target]))
+        print(project.succeed("python3", "-m", "pytest", "-q", *WITH_OWN_TESTS[target], limit_s=900))
     elif target.launcher in ON_NODES and not stand_in:
         # What they say to settings goes through the launcher, wherever they are called.
         print(

@@ -182,7 +182,8 @@ def all_reduce_sum(tensor: Tensor) -> None:
 
 def all_gather_object(value: Value) -> list[Value]:
     """Return the values of all processes, by rank; they are pickled."""
-    values: list[Value] = hvd.allgather_object(value)
+    # By a name of its own: the default is that of the type, and ranks with values of different types would wait for ever.
+    values: list[Value] = hvd.allgather_object(value, name="values")
     return values
 
 
