@@ -24,12 +24,14 @@ RESULTS = FOLDER / "results"
 sys.path.append(str(FOLDER.parent / "tests" / "facilities"))
 
 import cluster
+from my_ddl_project.config import to_options
+from my_ddl_project.profiling import WARM_UP
+from my_ddl_project.scaling import line_through, link_of
 
 # 5,220 Mbit/s was the link of a study that saw the crossover between batches of 128 and 256 on much faster nodes.
 RATES = (5220, 500, 100)
 BATCHES = (4, 16, 64, 256, 1024)
 STEPS = 12
-WARM_UP = 5
 LIMIT_S = 600
 
 
@@ -49,7 +51,7 @@ class Row(NamedTuple):
 
 
 def on_nodes(count: int, arguments: list[str]) -> str:
-    """Run the project on so many nodes, by torchrun; return what the first one printed.
+    """Run the project on so many nodes, by torchrun; return what all of them printed: rank 0 may be on any.
 
     Raises:
         SystemExit: if one of them failed.
@@ -74,7 +76,6 @@ def on_nodes(count: int, arguments: list[str]) -> str:
             process.kill()
     if any(process.returncode for process in started):
         sys.exit("\n".join(said))
-    # Rank 0 may be on either of them.
     return "\n".join(said)
 
 
@@ -106,24 +107,18 @@ def train(nodes: int, rate: int, batch_size: int) -> tuple[Row, int]:
             "train.log_every": 1000,
             "train.profile": "basic",
         }
-        on_nodes(
-            nodes,
-            ["train", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))],
-        )
+        on_nodes(nodes, ["train", *to_options(settings)])
         about = json.loads((Path(run_dir) / "profile" / "profile.json").read_text())
     parts: dict[str, float] = about["milliseconds"]
-    step = sum(value for name, value in parts.items() if name not in ("evaluation", "checkpoint"))
-    row = Row(nodes, rate, batch_size, step, parts["exchange"], parts["backward"])
+    row = Row(nodes, rate, batch_size, about["step_milliseconds"], parts["exchange"], parts["backward"])
     return row, int(about["gradient_bytes"])
 
 
 def link_of_nodes() -> Any:
     """Return the latency and bandwidth of the link, as the project's own doctor measures them."""
-    from my_ddl_project import scaling
-
     said = on_nodes(2, ["doctor", "--exchange"])
     measured = json.loads(said[said.index("{") : said.rindex("}") + 1])
-    return scaling.link_of(measured, 2)
+    return link_of(measured, 2)
 
 
 def main() -> None:
@@ -173,8 +168,6 @@ class Compared(NamedTuple):
 
 def compare(rows: list[Row], links: dict[int, Any], size: int) -> Iterator[Compared]:
     """Yield each training of two nodes with its predictions."""
-    from my_ddl_project.scaling import line_through
-
     alone = {row.batch_size: row for row in rows if row.nodes == 1}
     whole = line_through([(row.batch_size, row.milliseconds) for row in alone.values()])
     backward = line_through([(row.batch_size, row.backward) for row in alone.values()])

@@ -24,6 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from my_ddl_project.config import to_options
+
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
 PROCESSES = 2
@@ -134,8 +136,7 @@ def rendered(case: Case, folder: Path, *more: str) -> list[str]:
         "data.num_workers": case.num_workers,
         "train.epochs": case.epochs,
     }
-    options = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    return [*TORCHRUN, "-m", "my_ddl_project", "train", *options, *more]
+    return [*TORCHRUN, "-m", "my_ddl_project", "train", *to_options(settings), *more]
 
 
 def speed_of_rendered(case: Case, folder: Path) -> float:

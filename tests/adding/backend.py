@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import IO, Any, TypeVar
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checks import Check
-from ..config import DistributedConfig, Ranks
+from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
 from . import transport
 
@@ -40,9 +40,7 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     raise UsageError("byhand cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
-def wrap_model(
-    model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None
-) -> nn.Module:
+def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     """Give the model the weights of rank 0."""
     model = model.to(idist.device())
     if dist.is_initialized():
@@ -51,13 +49,7 @@ def wrap_model(
     return model
 
 
-def wrap_optimizer(
-    optimizer: Optimizer,
-    model: nn.Module,
-    accumulation_steps: int,
-    compression: str = "none",
-    ready: Callable[[], None] | None = None,
-) -> Optimizer:
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
     """Return the optimizer as it is: the step averages the gradients."""
     return optimizer
 

@@ -71,7 +71,7 @@ def test_evaluation_reads_every_sample_once_in_batches_that_do_not_depend_on_the
     assert {rank.reach_every_rank for rank in ranks} == {all(len(rank) for rank in ranks)}
 
 
-def test_an_empty_validation_set_is_refused() -> None:
+def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(errors.UsageError, match="the training set is empty"):
         batches.TrainingBatches(0, 4, rank=0, world_size=1, seed=0)
     with pytest.raises(errors.UsageError, match="the validation set is empty"):

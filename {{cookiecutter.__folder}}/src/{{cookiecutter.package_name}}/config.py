@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal, NamedTuple
 
@@ -180,6 +181,17 @@ class Ranks(NamedTuple):
         return cls(numbers[0], numbers[1], numbers[2], numbers[3] if found[3] else numbers[1])
 
 
+class Averaging(NamedTuple):
+    """How the gradients of a step are averaged over the processes."""
+
+    compression: str = "none"
+    """type in which they travel"""
+    accumulation_steps: int = 1
+    """backward passes of each step"""
+    ready: Callable[[], None] | None = None
+    """is called in each step when this process has all its gradients, and only waits for their exchange"""
+
+
 @dataclass(frozen=True)
 class Config:
     """All settings of one run."""
@@ -203,6 +215,11 @@ SECTIONS = {
 def to_dict(config: Config) -> dict[str, dict[str, object]]:
     """Return the settings as plain values, by section and field."""
     return asdict(config)
+
+
+def to_options(settings: Mapping[str, object]) -> list[str]:
+    """Return the options of a command line for settings such as ``{"train.epochs": 2}``."""
+    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
 
 
 def changed_settings(old: dict[str, dict[str, object]], new: Config) -> list[str]:

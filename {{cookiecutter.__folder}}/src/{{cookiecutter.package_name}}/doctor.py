@@ -21,7 +21,7 @@ from torch import nn
 
 from . import collectives, connectivity, distributed
 from .checks import Check, require
-from .config import Config
+from .config import Averaging, Config, to_options
 from .distributed import backend
 from .launch import planned_size, possible_world_sizes, setting_checks, size_here
 
@@ -123,8 +123,8 @@ def _weights_difference_after_a_step(config: Config) -> float:
     """Train one step from other weights and other data in each process; return by how much they differ then."""
     torch.manual_seed(idist.get_rank())
     layer = nn.Linear(16, 16)
-    model = backend.wrap_model(layer)
-    optimizer = backend.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, accumulation_steps=1)
+    model = backend.wrap_model(layer, Averaging())
+    optimizer = backend.wrap_optimizer(torch.optim.SGD(layer.parameters(), 0.1), layer, Averaging())
     model(torch.randn(8, 16, device=idist.device())).square().mean().backward()
     backend.optimizer_step(optimizer, torch.amp.GradScaler(enabled=False))
     return collectives.weights_difference(layer)
@@ -133,7 +133,7 @@ def _weights_difference_after_a_step(config: Config) -> float:
 def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     """Let processes of this machine exchange tensors; return what they measured, or what went wrong as ``error``."""
     settings = {"backend": config.distributed.backend, "device": config.distributed.device, "timeout_s": 60}
-    options = [text for name, value in settings.items() for text in (f"--distributed.{name}", str(value))]
+    options = to_options({f"distributed.{name}": value for name, value in settings.items()})
     command = distributed.local_command(nproc_per_node, ["doctor", "--exchange", *options])
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -26,6 +26,8 @@ logger = logging.getLogger(__package__)
 
 # The parts of a training, in the order of a step. What is in no other part, such as the log, is in the last one.
 PARTS = ("data", "copy", "forward", "backward", "exchange", "optimizer", "evaluation", "checkpoint", "loop")
+# Those that come between steps, and only after some of them.
+BETWEEN_STEPS = ("evaluation", "checkpoint")
 # Steps that are not measured: in the first ones, memory is reserved and kernels are chosen.
 WARM_UP = 5
 # Steps that a trace holds: more make files that no viewer opens.
@@ -118,6 +120,7 @@ def profiled(trainer: Engine, stopwatch: Stopwatch, model: nn.Module, config: Co
     storage.write_table(folder / "parts.csv", Share._fields, shares)
     about = {
         "milliseconds": {share.part: share.milliseconds for share in shares},
+        "step_milliseconds": sum(share.milliseconds for share in shares if share.part not in BETWEEN_STEPS),
         "gradient_bytes": sum(weight.nbytes for weight in model.parameters() if weight.requires_grad),
         "memory_mib": memory,
     }

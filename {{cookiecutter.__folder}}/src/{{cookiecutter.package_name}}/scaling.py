@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import distributed, storage
-from .config import Config
+from .config import Config, to_options
 from .distributed import hardware
 from .errors import UsageError
 from .profiling import WARM_UP
@@ -160,8 +160,7 @@ def measure(
         "train.log_every": steps + WARM_UP,
         "train.profile": "basic",
     }
-    given = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    command = distributed.local_command(processes, ["train", *settings, *given])
+    command = distributed.local_command(processes, ["train", *settings, *to_options(options)])
     environment = {**hardware.ENVIRONMENT, **os.environ}
     started = time.monotonic()
     with subprocess.Popen(
@@ -176,10 +175,8 @@ def measure(
         told = [line for line in said.splitlines() if "error: " in line or line.startswith("[rank")] or [said[-300:]]
         raise UsageError(f"{processes} processes with batches of {batch_size}: {told[0].removeprefix('error: ')}", 1)
     about: dict[str, Any] = json.loads((run / "profile" / "profile.json").read_text())
-    parts = about["milliseconds"]
-    step = sum(value for name, value in parts.items() if name not in ("evaluation", "checkpoint"))
-    wall = time.monotonic() - started
-    share = parts["exchange"] / step
+    step, wall = about["step_milliseconds"], time.monotonic() - started
+    share = about["milliseconds"]["exchange"] / step
     shutil.rmtree(run)
     return Measured(processes, batch_size, step, 1e3 * batch_size / step, share, about["memory_mib"], wall), about
 

@@ -19,7 +19,7 @@ from . import checkpoints, collectives, handlers
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
 from .binding import Objective, bind
 from .checks import batch_check, require
-from .config import EXIT_RESUMABLE, SUPERVISED, Config, steps_of
+from .config import EXIT_RESUMABLE, SUPERVISED, Averaging, Config, steps_of
 from .distributed import backend
 from .engines import create_trainer
 from .errors import UsageError
@@ -205,12 +205,10 @@ def prepare(
         model = model.to(idist.device())
         collectives.broadcast([*model.parameters(), *model.buffers()])
         return model, create_optimizer(model, config, world_size)
-    compression = config.distributed.compression
     ready = partial(stopwatch.begin, "exchange") if config.train.profile != "none" else None
-    wrapped = backend.wrap_model(model, compression, ready)
-    optimizer = create_optimizer(model, config, world_size)
-    steps = config.optim.accumulation_steps
-    return wrapped, backend.wrap_optimizer(optimizer, model, steps, compression, ready)
+    averaging = Averaging(config.distributed.compression, config.optim.accumulation_steps, ready)
+    wrapped = backend.wrap_model(model, averaging)
+    return wrapped, backend.wrap_optimizer(create_optimizer(model, config, world_size), model, averaging)
 
 
 def finish(run: RunDirectory, model: nn.Module, resumed_from: Path | None, title: str) -> int:

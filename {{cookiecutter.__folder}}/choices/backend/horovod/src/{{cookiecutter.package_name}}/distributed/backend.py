@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, TypeVar
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checks import Check
-from ..config import DistributedConfig, Ranks
+from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
 from . import transport
 
@@ -94,43 +94,31 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     raise UsageError("Horovod cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
-def wrap_model(model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None) -> nn.Module:
+def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0; the optimizer does the rest."""
     model = model.to(idist.device())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     return model
 
 
-def wrap_optimizer(
-    optimizer: Optimizer,
-    model: nn.Module,
-    accumulation_steps: int,
-    compression: str = "none",
-    ready: Callable[[], None] | None = None,
-) -> Optimizer:
-    """Let the optimizer average the gradients over the processes, once for so many backward passes.
-
-    Args:
-        compression: type in which the gradients travel.
-        ready: is called in each step when this process has all its gradients, and only waits for their exchange.
-    """
-    wrapped: Any = hvd.DistributedOptimizer(
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
+    """Let the optimizer average the gradients over the processes, once for all backward passes of a step."""
+    wrapped: Optimizer = hvd.DistributedOptimizer(
         optimizer,
         model.named_parameters(),
-        compression=getattr(hvd.Compression, compression),
-        backward_passes_per_step=accumulation_steps,
+        compression=getattr(hvd.Compression, averaging.compression),
+        backward_passes_per_step=averaging.accumulation_steps,
     )
+    ready, synchronize = averaging.ready, getattr(wrapped, "synchronize", None)
     # With one process, Horovod returns an optimizer that has nothing to wait for.
-    if ready and hasattr(wrapped, "synchronize"):
-        synchronize = wrapped.synchronize
+    if ready and synchronize:
 
         def telling() -> None:
             ready()
             synchronize()
 
-        wrapped.synchronize = telling
-    averaging: Optimizer = wrapped
-    return averaging
+        wrapped.synchronize = telling  # type: ignore[attr-defined]
+    return wrapped
 
 
 def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import IO, Any, TypeVar
@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
 from ..checks import Check
-from ..config import DistributedConfig, Ranks
+from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
 from . import starter, transport
 
@@ -103,43 +103,32 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     return converted
 
 
-def wrap_model(model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None) -> nn.Module:
-    """Move the model to this process's device and let its gradients be averaged over the processes.
-
-    Args:
-        compression: type in which the gradients travel.
-        ready: is called in each step when this process has all its gradients, and only waits for the last exchange.
-    """
+def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
+    """Move the model to this process's device and let its gradients be averaged over the processes."""
     model = model.to(idist.device())
     if idist.get_world_size() == 1:
         return model
     # The gradients live in the buffers that are sent: one copy less for each step.
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    if compression == "none" and not ready:
+    if averaging.compression == "none" and not averaging.ready:
         # Torch's own exchange takes no turn of Python.
         return wrapped
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    send = hooks.get(compression, default_hooks.allreduce_hook)
+    send = hooks.get(averaging.compression, default_hooks.allreduce_hook)
 
     # Torch refuses annotations that are not the types themselves.
     def exchange(group, bucket):  # type: ignore[no-untyped-def]
-        if ready and bucket.is_last():
-            ready()
+        if averaging.ready and bucket.is_last():
+            averaging.ready()
         return send(group, bucket)
 
     wrapped.register_comm_hook(None, exchange)
     return wrapped
 
 
-def wrap_optimizer(
-    optimizer: Optimizer,
-    model: nn.Module,
-    accumulation_steps: int,
-    compression: str = "none",
-    ready: Callable[[], None] | None = None,
-) -> Optimizer:
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
     """Return the optimizer as it is: the wrapped model averages the gradients."""
     return optimizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checks import Check
-from ..config import DistributedConfig, Ranks
+from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
 from . import transport
 
@@ -53,20 +53,14 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     raise UsageError("torch_xla cannot synchronize BatchNorm: leave distributed.sync_batchnorm false")
 
 
-def wrap_model(model: nn.Module, compression: str = "none", ready: Callable[[], None] | None = None) -> nn.Module:
+def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0."""
     model = model.to(idist.device())
     xm.broadcast_master_param(model)
     return model
 
 
-def wrap_optimizer(
-    optimizer: Optimizer,
-    model: nn.Module,
-    accumulation_steps: int,
-    compression: str = "none",
-    ready: Callable[[], None] | None = None,
-) -> Optimizer:
+def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
     """Return the optimizer as it is: the step averages the gradients, in one graph with the update."""
     return optimizer
 
