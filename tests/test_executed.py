@@ -242,10 +242,10 @@ idist.finalize()
 @pytest.mark.mpi
 def test_mpi_s_own_thread_does_not_keep_a_process_from_ending(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "mpi", "mpirun"), tmp_path)
+    command = ("mpirun", "-n", "2", "--bind-to", "none", "python3", "-c", EXCHANGE_AND_END)
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     for _ in range(3):
-        command = ("python3", "-c", EXCHANGE_AND_END)
-        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        project.succeed("mpirun", "-n", "2", "--bind-to", "none", *command, limit_s=60, variables=as_root)
+        project.succeed(*command, limit_s=60, variables=as_root)
 
 
 @pytest.mark.mpi

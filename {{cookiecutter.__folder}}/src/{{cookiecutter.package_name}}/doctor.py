@@ -132,9 +132,12 @@ def _weights_difference_after_a_step(config: Config) -> float:
 
 def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     """Let processes of this machine exchange tensors; return what they measured, or what went wrong as ``error``."""
-    settings = {"backend": config.distributed.backend, "device": config.distributed.device, "timeout_s": 60}
-    options = to_options({f"distributed.{name}": value for name, value in settings.items()})
-    command = distributed.local_command(nproc_per_node, ["doctor", "--exchange", *options])
+    settings = {
+        "distributed.backend": config.distributed.backend,
+        "distributed.device": config.distributed.device,
+        "distributed.timeout_s": 60,
+    }
+    command = distributed.local_command(nproc_per_node, ["doctor", "--exchange", *to_options(settings)])
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
