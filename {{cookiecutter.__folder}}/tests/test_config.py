@@ -56,9 +56,9 @@ def test_a_setting_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> Non
     file.write_text("data:\n  batch_size: 64\noptim:\n  lr: 0.1\ndata:\n  num_workers: 1\n")
     answer = call("train", "--config", str(file))
     assert (answer.code, answer.errors.count("\n")) == (2, 1)
-    assert "(line 5, column 1: data stands twice)" in answer.errors
+    assert f"{file}, line 5: data stands twice: keep one" in answer.errors
     file.write_text("optim:\n  lr: 0.1\n  name: sgd\n  lr: 0.2\n")
-    assert "(line 4, column 3: lr stands twice)" in call("train", "--config", str(file)).errors
+    assert f"{file}, line 4: lr stands twice: keep one" in call("train", "--config", str(file)).errors
 
 
 HELP = """\

@@ -148,12 +148,30 @@ def test_the_loss_may_be_the_score(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (run.path / "checkpoints" / "best_32.pt").exists()
 
 
-def test_a_metric_of_several_numbers_is_refused(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_that_is_no_number_names_no_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_METRICS", "nothing")
+    monkeypatch.setattr(objective, "SCORE", "nothing")
+    run = train(tmp_path / "run", 1, "--train.epochs", "1")
+    assert run.summary["best"]["checkpoint"] is None
+    assert not list((run.path / "checkpoints").glob("best_*"))
+    assert "val_nothing is nan, so that this evaluation cannot be the best" in run.log
+    assert "there is no best checkpoint" in run.log
+    # What is no number is null in JSON.
+    evaluated = json.loads(call("evaluate", "--checkpoint", str(run.checkpoint()), *ONE).output)
+    assert evaluated["val_nothing"] is None
+
+
+def test_a_metric_of_several_numbers_is_refused(trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_METRICS", "each")
     refused = call("evaluate", "--checkpoint", str(trained.checkpoint()), *ONE)
     assert refused.code == 1
     assert "the metric each is not one number" in refused.errors
     assert refused.errors.count("\n") == 1
+    # A training refuses it after its first step, not after an epoch.
+    refused = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
+    assert refused.code == 1
+    assert "error: the metric each is not one number" in refused.errors
+    assert (tmp_path / "run/metrics.jsonl").exists() is False
 
 
 def test_small_numbers_keep_their_digits() -> None:

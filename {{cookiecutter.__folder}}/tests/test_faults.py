@@ -205,6 +205,9 @@ def test_a_checkpoint_without_its_settings_is_not_measured_with_others(tmp_path:
     settings = (trained.path / "config.yaml").rename(tmp_path / "settings.yaml")
     refused = call("evaluate", "--checkpoint", str(trained.path), *ONE)
     assert (refused.code, refused.errors.count("config.yaml, which says how")) == (2, 1), refused.errors
+    resumed = train(trained.path, 1, "--train.max_iterations", "2")
+    assert "config.yaml is gone: it is written again with these settings" in resumed.log
+    trained = train(tmp_path / "other", 1, "--train.max_iterations", "1")
     measured = call("evaluate", "--checkpoint", str(trained.path), "--config", str(settings), *ONE)
     assert json.loads(measured.output)["val_loss"] == trained.summary["val_loss"]
 

@@ -38,6 +38,7 @@ from frame import (
     randomness,
 )
 from torch import nn
+from torch.nn.functional import l1_loss
 
 ONE = ("--distributed.nproc_per_node", "1")
 OFF = profiling.Stopwatch()
@@ -395,11 +396,17 @@ def test_the_log_says_what_depends_on_the_number_of_processes(tmp_path: Path, mo
     batch_norm = train(tmp_path / "batch_norm", 1, *settings, "--task.batch_norm", "true")
     assert "BatchNorm1d normalizes over 30 samples at a time: another number of processes" in batch_norm.log
     assert "the loss of a batch is" not in plain.log
-    # Divided by what differs from part to part, as weights of the samples are.
-    mean = nn.functional.l1_loss
-    monkeypatch.setattr(objective, "loss", lambda outputs, targets: mean(outputs, targets) / targets.norm())
-    weighted = train(tmp_path / "weighted", 1, *settings)
+    with monkeypatch.context() as changing:
+        # Divided by what differs from part to part, as weights of the samples are.
+        changing.setattr(objective, "loss", lambda outputs, targets: l1_loss(outputs, targets) / targets.norm())
+        weighted = train(tmp_path / "weighted", 1, *settings)
     assert re.search(r"the loss of a batch is \S+, the mean of those of its halves \S+: another number", weighted.log)
+    assert "as many numbers" not in plain.log
+    with monkeypatch.context() as changing:
+        forward = objective.forward
+        changing.setattr(objective, "forward", lambda model, batch: (forward(model, batch)[0][:, None], batch["y"]))
+        column = train(tmp_path / "column", 1, *settings)
+    assert re.search(r"outputs have the shape \((\d+), 1\) and targets \(\1,\): as many numbers", column.log)
     dropout = train(tmp_path / "dropout", 1, *settings, "--task.dropout", "0.1")
     shown = "a step draws random numbers, other ones on each rank: another number of processes" in dropout.log
     assert shown == distributed.hardware.SHOWS_DRAWS

@@ -25,12 +25,17 @@ COMMANDS = {
     "scaling": "From which batch on are more processes faster, and how many are worth it? Trains with several numbers of both.",
     "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
 }
+# That of a program which Ctrl-C has ended, as shells give it.
+EXIT_INTERRUPTED = 130
 FROM_CHECKPOINT = ("evaluate", "predict", "export")
 USAGE = f"usage: python -m {__package__} COMMAND [--help]\n\ncommands:\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 done, 1 failed, 2 bad usage, 85 stopped after a checkpoint."""
+    """Run one command; return its exit code.
+
+    0 done, 1 failed, 2 bad usage, 85 stopped after a checkpoint, 130 interrupted before the first step.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE + "".join(f"  {name:9} {text}\n" for name, text in COMMANDS.items()), end="")
@@ -40,6 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return refused.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def run_command(command: str, arguments: list[str]) -> int:

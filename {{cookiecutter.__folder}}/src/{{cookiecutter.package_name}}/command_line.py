@@ -31,13 +31,12 @@ class OnceLoader(yaml.SafeLoader):
         """Return the mapping.
 
         Raises:
-            ConstructorError: if a key stands twice, with the place of the second one.
+            UsageError: if a key stands twice, with the line of the second one.
         """
         seen: list[Any] = []
         for key, _ in node.value:
             if key.value in seen:
-                problem = f"{key.value} stands twice"
-                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+                raise UsageError(f"line {key.start_mark.line + 1}: {key.value} stands twice: keep one of the two")
             seen.append(key.value)
         return super().construct_mapping(node, deep)
 
@@ -91,6 +90,8 @@ def check_file(name: str) -> None:
         raise UsageError(f"there is no file {name}: give --config a file of settings, such as {DEFAULT_CONFIG}")
     try:
         content = OnceLoader(Path(name).read_text(encoding="utf-8")).get_single_data()
+    except UsageError as error:
+        raise UsageError(f"{name}, {error}") from None
     except OSError as error:
         raise UsageError(f"{name} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,22 @@ def create_metrics(objective: Objective) -> dict[str, Metric]:
         names = ", ".join(["loss", *metrics])
         raise UsageError(f"SCORE {task.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)
     return metrics
+
+
+def refuse_metrics_of_many_numbers(outputs: Any, targets: Any, objective: Objective) -> None:
+    """Compute the metrics of one batch, so that one which is not a single number is told of now, not after an epoch.
+
+    Raises:
+        UsageError: if a metric is not one number.
+    """
+    for name, metric in create_metrics(objective).items():
+        scorer = Engine(lambda engine, pair: pair)
+        metric.attach(scorer, name)
+        # A batch may be too few samples for it.
+        with suppress(Exception), as_one_process():
+            scorer.run([(outputs, targets)])
+        if name in scorer.state.metrics:
+            one_number(name, scorer.state.metrics[name])
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ from .binding import Objective
 from .config import Config
 from .distributed import hardware
 from .engines import cut
-from .evaluation import evaluating
+from .errors import UsageError
+from .evaluation import evaluating, refuse_metrics_of_many_numbers
 from .randomness import has_drawn
 
 logger = logging.getLogger(__package__)
@@ -99,8 +100,11 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             even: Any = apply_to_tensor(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
             outputs, targets = even
             tell_of_shapes(outputs, targets)
+            refuse_metrics_of_many_numbers(outputs, targets, objective)
             whole = float(objective.loss(outputs, targets))
             halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]
+        except UsageError:
+            raise
         except Exception:  # noqa: BLE001 - such a batch cannot be cut, and the training itself has taken it
             return
     if abs(whole - sum(halves) / 2) > 1e-3 * abs(whole):

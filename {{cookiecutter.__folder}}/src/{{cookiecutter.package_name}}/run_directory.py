@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import ignite.distributed as idist
-import torch
 import yaml
 
 from . import collectives, distributed, storage
@@ -79,6 +78,9 @@ class RunDirectory:
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
                 self.changes = self._compare((path / "config.yaml").read_text(errors="replace"))
+            elif storage.saved_checkpoints(self.checkpoints, "last"):
+                text = "is gone: it is written again with these settings, whether they have changed or not"
+                self.warnings.append(f"{path / 'config.yaml'} {text}")
         except UsageError as error:
             return str(error)
         except OSError as error:
@@ -173,8 +175,9 @@ class RunDirectory:
         """Add one evaluation to metrics.jsonl."""
         self.records.append(record)
         if self.writes:
-            if math.isnan(record[f"val_{objective.SCORE}"]):
-                logger.warning("val_%s is not a number, so that this evaluation cannot be the best", objective.SCORE)
+            if not may_be_best(record):
+                value = record[f"val_{objective.SCORE}"]
+                logger.warning("val_%s is %s, so that this evaluation cannot be the best", objective.SCORE, value)
             for listener in self.listeners:
                 listener(record)
             lines = "".join(storage.to_json(record) + "\n" for record in self.records)
@@ -226,32 +229,41 @@ class RunDirectory:
             "backend": self.config.distributed.backend,
             "launcher": launcher.NAME,
             "hardware": hardware.NAME,
-            "device": device_name(),
+            "device": distributed.device_name(),
             "world_size": idist.get_world_size(),
             "nnodes": idist.get_nnodes(),
             "wall_time_s": round(time.perf_counter() - self.started, 3),
             "versions": distributed.versions(),
         }
         if self.records:
-            best, key = self.best(), f"val_{objective.SCORE}"
-            checkpoint: str | None = f"checkpoints/best_{best['iteration']}.pt"
-            if not (self.path / str(checkpoint)).exists():
-                known = [record["iteration"] for record in self.records]
-                kept = storage.saved_checkpoints(self.checkpoints, "best")
-                if unknown := [file for file in kept if storage.step_of(file) not in known]:
-                    # It is better than all that were measured since.
-                    best = {"iteration": storage.step_of(unknown[-1]), key: math.nan}
-                    checkpoint = f"checkpoints/{unknown[-1].name}"
-                    logger.warning("metrics.jsonl lacks the evaluation of the best checkpoint, %s", checkpoint)
-                else:
-                    logger.warning("%s is lost: the best checkpoint that is left is of a worse evaluation", checkpoint)
-                    checkpoint = None
-            place["best"] = {**best, "checkpoint": checkpoint}
+            best, key = self._best_and_its_checkpoint(), f"val_{objective.SCORE}"
+            place["best"] = best
             draw_curves(self.records, self.path / "curves.png", title)
             text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
-            values = (place["wall_time_s"], key, last[key], best[key], best["iteration"], checkpoint, self.path)
-            logger.info(text, *values)
+            values = (last[key], best[key], best["iteration"], best["checkpoint"])
+            logger.info(text, place["wall_time_s"], key, *values, self.path)
         storage.write(self.path / "summary.json", storage.to_json({**last, **place, **summary}, indent=2) + "\n")
+
+    def _best_and_its_checkpoint(self) -> Record:
+        """Return the best evaluation, with its checkpoint: None, with a warning, if there is none."""
+        best = self.best()
+        if not may_be_best(best):
+            logger.warning("no evaluation has a score that is a number: there is no best checkpoint")
+            return {**best, "checkpoint": None}
+        checkpoint = f"checkpoints/best_{best['iteration']}.pt"
+        if (self.path / checkpoint).exists():
+            return {**best, "checkpoint": checkpoint}
+        known = [record["iteration"] for record in self.records]
+        kept = storage.saved_checkpoints(self.checkpoints, "best")
+        unknown = [file for file in kept if storage.step_of(file) not in known]
+        if not unknown:
+            logger.warning("%s is lost: the best checkpoint that is left is of a worse evaluation", checkpoint)
+            return {**best, "checkpoint": None}
+        # It is better than all that were measured since.
+        checkpoint = f"checkpoints/{unknown[-1].name}"
+        logger.warning("metrics.jsonl lacks the evaluation of the best checkpoint, %s", checkpoint)
+        step = storage.step_of(unknown[-1])
+        return {"iteration": step, f"val_{objective.SCORE}": math.nan, "checkpoint": checkpoint}
 
 
 def score(record: Record) -> float:
@@ -262,10 +274,9 @@ def score(record: Record) -> float:
     return value if objective.HIGHER_IS_BETTER else -value
 
 
-def device_name() -> str:
-    """Return what this process computes on, as people call it."""
-    device = idist.device()
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+def may_be_best(record: Record) -> bool:
+    """Tell whether the score of an evaluation is a number."""
+    return score(record) > -math.inf
 
 
 def _refuse(refusal: str, exit_code: int) -> None:

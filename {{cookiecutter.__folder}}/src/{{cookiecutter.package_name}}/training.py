@@ -15,7 +15,7 @@ from ignite.engine import Engine, Events
 from ignite.handlers import EMAHandler
 from torch import nn
 
-from . import checkpoints, collectives, handlers
+from . import checkpoints, collectives, distributed, handlers
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
 from .binding import Objective, bind
 from .checks import batch_check, require
@@ -29,7 +29,7 @@ from .introduction import introduce, tell_of_draws, tell_of_loss, title_of
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
 from .profiling import Stopwatch, create_stopwatch, profiled
-from .run_directory import RunDirectory, device_name
+from .run_directory import RunDirectory, may_be_best
 from .task.data import load
 from .task.model import create_model
 
@@ -51,7 +51,7 @@ def training(local_rank: int, config: Config) -> int:
 def train(run: RunDirectory, config: Config) -> int:
     """Train in a run directory that is open; return the exit code."""
     world_size = idist.get_world_size()
-    logger.info("processes: %s on %s, backend %s", world_size, device_name(), idist.backend() or "none")
+    logger.info("processes: %s on %s, backend %s", world_size, distributed.device_name(), idist.backend() or "none")
 
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
     data = load(config.task)
@@ -161,7 +161,8 @@ def train(run: RunDirectory, config: Config) -> int:
         )
         meter.reset()
         stopwatch.begin("checkpoint")
-        save_best(trainer)
+        if may_be_best(run.records[-1]):
+            save_best(trainer)
         save_last(trainer)
         meter.restart_clock()
         stopwatch.begin("loop")

@@ -103,6 +103,15 @@ def versions() -> dict[str, str]:
     return {**found, **{name: metadata.version(name) for name in transport.PACKAGES}, **hardware.versions()}
 
 
+def device_name() -> str:
+    """Return what this process computes on, as people call it."""
+    import ignite.distributed as idist
+    import torch
+
+    device = idist.device()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
     """Run ``function(local_rank, config, *arguments)`` in every process of the training.
 

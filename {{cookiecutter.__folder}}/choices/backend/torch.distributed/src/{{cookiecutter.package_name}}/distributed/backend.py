@@ -191,7 +191,8 @@ def silent_ranks() -> str:
         return "the process that keeps the store does not answer: it is that of rank 0, or the launcher"
     if not gone:
         return ""
-    return f"of {world_size} ranks, these did not come to {_last_exchange()}: {', '.join(gone)}"
+    ranks = "rank" if len(gone) == 1 else "ranks"
+    return f"{ranks} {', '.join(gone)} of {world_size} did not come to {_last_exchange()}"
 
 
 def _last_exchange() -> str:
