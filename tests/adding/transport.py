@@ -7,3 +7,4 @@ ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
 FIX = "install a torch that was built with gloo"
 COMPRESSIONS = {"byhand": ("none",)}
+STRATEGIES = ("ddp",)

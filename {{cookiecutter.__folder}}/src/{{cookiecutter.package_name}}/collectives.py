@@ -56,17 +56,20 @@ def broadcast(tensors: list[Tensor]) -> None:
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
 
-def average_gradients(parameters: list[Tensor]) -> None:
-    """Replace the gradients of these parameters by their means over the ranks, in one exchange."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients or idist.get_world_size() == 1:
+@torch.no_grad()
+def average(tensors: list[Tensor]) -> None:
+    """Replace these tensors by their means over the ranks, in one exchange for each of their types."""
+    if idist.get_world_size() == 1:
         return
-    everything = idist.all_reduce(torch.cat([gradient.flatten() for gradient in gradients]))
-    assert isinstance(everything, Tensor)
-    everything /= idist.get_world_size()
-    parts = torch.split(everything, [gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
+    # In the order of the tensors, which is the same on every rank.
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        everything = idist.all_reduce(torch.cat([tensor.flatten() for tensor in alike]))
+        assert isinstance(everything, Tensor)
+        everything /= idist.get_world_size()
+        parts = torch.split(everything, [tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def weights_difference(model: nn.Module) -> float:

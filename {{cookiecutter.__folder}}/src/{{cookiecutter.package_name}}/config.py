@@ -130,8 +130,16 @@ class DistributedConfig:
     """what each process computes on; the README names any other choice"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
-    compression: Literal["none", "fp16", "bf16"] = "none"
-    """type in which gradients travel: two bytes for each instead of four, rounded to 11 bits, or 8"""
+    strategy: Literal["ddp", "local-sgd", "zero1"] = "ddp"
+    """ddp averages the gradients of every step; zero1 also shares out the optimizer's state, to need less memory; local-sgd
+    averages weights only now and then, for slow networks"""
+
+    average_every: int = 8
+    """steps between two averages of the weights by local-sgd, which also come at every log point, evaluation and save"""
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """how gradients travel: in two bytes each instead of four, rounded to 11 bits, or 8; or as the nearest matrices of
+    rank 2, which are far smaller"""
+
     sync_batchnorm: bool = False
     """let BatchNorm normalize over the samples of all processes; not for a CPU"""
     timeout_s: float = 600.0
@@ -140,6 +148,9 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         if self.nproc_per_node is not None:
             _require_at_least(1, distributed__nproc_per_node=self.nproc_per_node)
+        _require_at_least(1, distributed__average_every=self.average_every)
+        if self.strategy == "local-sgd" and self.compression != "none":
+            raise ValueError("local-sgd exchanges no gradients: leave distributed.compression none")
         if self.timeout_s <= 0:
             raise ValueError(f"distributed.timeout_s must be positive, not {self.timeout_s}")
 
@@ -184,6 +195,7 @@ class Ranks(NamedTuple):
 class Averaging(NamedTuple):
     """How the gradients of a step are averaged over the processes."""
 
+    strategy: str = "ddp"
     compression: str = "none"
     """type in which they travel"""
     accumulation_steps: int = 1

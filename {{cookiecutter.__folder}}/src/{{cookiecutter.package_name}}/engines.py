@@ -36,7 +36,8 @@ def create_trainer(
     device, rank = idist.device(), idist.get_rank()
     update = update_in_turns if objective.losses else update_once
     # DistributedDataParallel does so itself.
-    share_buffers = idist.get_world_size() > 1 and not isinstance(model, nn.parallel.DistributedDataParallel)
+    shares = config.distributed.strategy != "local-sgd" and not isinstance(model, nn.parallel.DistributedDataParallel)
+    share_buffers = shares and idist.get_world_size() > 1
 
     def step(engine: Engine, batch: Any) -> Tensor:
         seed_step(config.train.seed, rank, engine.state.iteration)
@@ -123,7 +124,7 @@ def update_in_turns(
         scaler.scale(loss).backward(inputs=groups[name])  # type: ignore[no-untyped-call]
         stopwatch.begin("exchange")
         if not backend.STEP_AVERAGES:
-            collectives.average_gradients(groups[name])
+            collectives.average([weight.grad for weight in groups[name] if weight.grad is not None])
         stopwatch.begin("optimizer")
         norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
         losses.append(loss.detach())

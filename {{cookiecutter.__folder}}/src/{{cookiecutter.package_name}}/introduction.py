@@ -46,10 +46,22 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
     kinds = Counter(type(module).__name__ for module in model.modules() if isinstance(module, _BatchNorm))
     if kinds.pop(nn.SyncBatchNorm.__name__, 0):
         logger.info("SyncBatchNorm normalizes over all processes: their number changes nothing")
-    if config.distributed.compression != "none" and world_size > 1:
+    settings = config.distributed
+    if world_size > 1 and settings.compression == "powersgd":
+        logger.info(
+            "gradients are exchanged as matrices of low rank: another number of processes learns otherwise, and so does a "
+            "training that resumes, as what was left out so far is not saved"
+        )
+    elif world_size > 1 and settings.compression != "none":
         logger.info(
             "gradients are rounded to %s to be exchanged: another number of processes learns otherwise",
-            config.distributed.compression,
+            settings.compression,
+        )
+    if world_size > 1 and settings.strategy == "local-sgd":
+        logger.info(
+            "weights are averaged every %s steps, and at each log point, evaluation and save: another number of processes "
+            "learns otherwise",
+            settings.average_every,
         )
     for kind in kinds:
         logger.info(

@@ -26,6 +26,7 @@ from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
 from .introduction import introduce, tell_of_draws, tell_of_loss, title_of
+from .local_sgd import WeightAverage
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
 from .profiling import Stopwatch, create_stopwatch, profiled
@@ -58,8 +59,11 @@ def train(run: RunDirectory, config: Config) -> int:
     objective = bind(config.task, data)
     if objective.losses and config.optim.accumulation_steps > 1:
         raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")
-    if objective.losses and config.distributed.compression != "none":
-        raise UsageError("the gradients of several losses travel as they are: set distributed.compression to none")
+    if objective.losses and (config.distributed.compression, config.distributed.strategy) != ("none", "ddp"):
+        raise UsageError(
+            "the gradients of several losses are averaged as they are, after each: set distributed.compression to none and "
+            "distributed.strategy to ddp"
+        )
     create_metrics(objective)  # a score that is not among them is told of now, not after the first epoch
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(data.train, batches, config.data.num_workers)
@@ -119,9 +123,16 @@ def train(run: RunDirectory, config: Config) -> int:
 
     run.begin()
     signals = handlers.StopSignals(run.path)
+    weight_average: WeightAverage | None = None
+    if config.distributed.strategy == "local-sgd":
+        weight_average = WeightAverage(plain_model, optimizer, trainer)
+        # At log points too, where a signal may stop the training: a resumed one averages as often as any other.
+        weight_average.attach(config.distributed.average_every, config.train.log_every)
 
     def agree() -> None:
         # What belongs to all ranks, before one of them writes it or each measures its part.
+        if weight_average:
+            weight_average.average()
         meter.read()
         handlers.require_finite(meter.loss, trainer, run, plain_model)
         collectives.broadcast_buffers(plain_model)
@@ -202,12 +213,13 @@ def prepare(
     model: nn.Module, config: Config, world_size: int, objective: Objective, stopwatch: Stopwatch
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return the model on its device and its optimizer, which average the gradients unless the step does so itself."""
-    if objective.losses:
+    settings = config.distributed
+    if objective.losses or settings.strategy == "local-sgd":
         model = model.to(idist.device())
         collectives.broadcast([*model.parameters(), *model.buffers()])
         return model, create_optimizer(model, config, world_size)
     ready = partial(stopwatch.begin, "exchange") if config.train.profile != "none" else None
-    averaging = Averaging(config.distributed.compression, config.optim.accumulation_steps, ready)
+    averaging = Averaging(settings.strategy, settings.compression, config.optim.accumulation_steps, ready)
     wrapped = backend.wrap_model(model, averaging)
     return wrapped, backend.wrap_optimizer(create_optimizer(model, config, world_size), model, averaging)
 

@@ -55,6 +55,9 @@ def resolve(config: Config) -> Config:
         choices = " or ".join(compressions)
         asked = config.distributed.compression
         raise UsageError(f"{backend} does not exchange {asked} here: choose distributed.compression {choices}")
+    if config.distributed.strategy not in transport.STRATEGIES:
+        choices = " or ".join(transport.STRATEGIES)
+        raise UsageError(f"{backend} has no {config.distributed.strategy}: choose distributed.strategy {choices}")
     if config.train.amp not in hardware.AMP:
         raise UsageError(f"train.amp {config.train.amp} does not work here: choose {' or '.join(hardware.AMP)}")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))

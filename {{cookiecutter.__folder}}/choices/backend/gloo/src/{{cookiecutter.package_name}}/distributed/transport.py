@@ -12,7 +12,9 @@ CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
 FIX = "install a torch that was built with it"
-COMPRESSIONS = {"gloo": ("none", "fp16")}  # in which types gradients can travel
+# In which types gradients can travel, and how the processes can share a training.
+COMPRESSIONS = {"gloo": ("none", "fp16", "powersgd")}
+STRATEGIES = ("ddp", "local-sgd", "zero1")
 RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process

@@ -6,6 +6,8 @@ CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 FIX = "run scripts/install_horovod.sh"
-COMPRESSIONS = {"horovod": ("none", "fp16")}  # in which types gradients can travel
+# In which types gradients can travel, and how the processes can share a training.
+COMPRESSIONS = {"horovod": ("none", "fp16")}
+STRATEGIES = ("ddp", "local-sgd")
 RENDEZVOUS = True  # at MASTER_ADDR and MASTER_PORT, unless horovodrun serves it
 EXPORTED = ("GLOO_", "HOROVOD_", "UCX_")  # how variables begin that other nodes need too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -30,6 +31,8 @@ Value = TypeVar("Value")
 FUSED_OPTIMIZER = True
 # Whether optimizer_step averages the gradients; else they are averaged before, by what wrap_model or wrap_optimizer add.
 STEP_AVERAGES = False
+# Before these steps, gradients that change fast travel whole.
+POWERSGD_STARTS_AT = 10
 # How long a process that waits in vain for others asks them whether they wait too.
 ROLL_CALL_S = 3.0
 
@@ -113,24 +116,44 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     if averaging.compression == "none" and not averaging.ready:
         # Torch's own exchange takes no turn of Python.
         return wrapped
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    send = hooks.get(averaging.compression, default_hooks.allreduce_hook)
+    state: Any = None
+    hooks: dict[str, Any] = {
+        "none": default_hooks.allreduce_hook,
+        "fp16": default_hooks.fp16_compress_hook,
+        "bf16": default_hooks.bf16_compress_hook,
+        "powersgd": powerSGD_hook.powerSGD_hook,
+    }
+    send = hooks[averaging.compression]
+    if averaging.compression == "powersgd":
+        # What is left out of one exchange is added to the next one.
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_STARTS_AT)
 
     # Torch refuses annotations that are not the types themselves.
-    def exchange(group, bucket):  # type: ignore[no-untyped-def]
+    def exchange(state, bucket):  # type: ignore[no-untyped-def]
         if averaging.ready and bucket.is_last():
             averaging.ready()
-        return send(group, bucket)
+        return send(state, bucket)
 
-    wrapped.register_comm_hook(None, exchange)
+    wrapped.register_comm_hook(state, exchange)
     return wrapped
 
 
 def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
-    """Return the optimizer as it is: the wrapped model averages the gradients."""
-    return optimizer
+    """Return the optimizer as it is, as the wrapped model averages the gradients; or let each process keep a part of its state.
+
+    A process then updates the weights of its part, and sends them to the others.
+    """
+    if averaging.strategy != "zero1" or idist.get_world_size() == 1:
+        return optimizer
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind = type(optimizer)
+    # Some keep more there than they can be made of.
+    known = inspect.signature(kind).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **settings)
 
 
 def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
