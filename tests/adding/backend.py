@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import IO, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import ignite.distributed as idist
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import storage
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
@@ -105,7 +107,14 @@ def all_gather_object(value: Value) -> list[Value]:
     return values
 
 
-def save(checkpoint: Mapping[str, Any], file: IO[bytes] | None) -> None:
-    """Write the checkpoint to ``file``, which rank 0 alone has; every rank must call it."""
-    if file:
-        torch.save(checkpoint, file)
+def save(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write the checkpoint to ``path``; every rank must call it."""
+    if idist.get_rank() == 0:
+        with storage.replacing(path) as file:
+            torch.save(checkpoint, file)
+
+
+def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return saved

@@ -18,6 +18,7 @@ import pytest
 import torch
 from frame import command_line, distributed, doctor
 from jsonargparse import ArgumentParser
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 PACKAGE = "{{ cookiecutter.package_name }}"
 TESTS = Path(__file__).parent
@@ -124,13 +125,19 @@ class Run:
         return summary
 
     def checkpoint(self) -> Path:
-        return max((self.path / "checkpoints").glob("last_*.pt"), key=lambda file: file.stat().st_mtime)
+        return max((self.path / "checkpoints").glob("last_*"), key=lambda file: file.stat().st_mtime)
 
     def saved(self) -> dict[str, Any]:
         saved: dict[str, Any] = torch.load(self.checkpoint(), weights_only=True)
         return saved
 
     def weights(self) -> dict[str, torch.Tensor]:
+        if self.checkpoint().is_dir():
+            # As torch's own tool reads what all ranks have written.
+            file = self.path / "whole.pt"
+            dcp_to_torch_save(self.checkpoint(), file)
+            parts = torch.load(file, weights_only=True).items()
+            return {name.removeprefix("model/"): part for name, part in parts if name.startswith("model/")}
         weights: dict[str, torch.Tensor] = self.saved()["model"]
         return weights
 

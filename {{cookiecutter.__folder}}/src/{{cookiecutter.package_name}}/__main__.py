@@ -157,7 +157,7 @@ def with_settings_of_the_run(arguments: list[str]) -> list[str]:
 def run_directory_of(checkpoint: str) -> Path:
     """Return the folder of the run that a checkpoint belongs to, or that folder itself."""
     path = Path(checkpoint).absolute()
-    return path if os.path.isdir(path) else path.parent.parent
+    return path.parent.parent if storage.is_checkpoint(path) or not os.path.isdir(path) else path
 
 
 def best_of(checkpoint: str) -> str:
@@ -166,11 +166,11 @@ def best_of(checkpoint: str) -> str:
     Raises:
         UsageError: if the folder has none.
     """
-    if not os.path.isdir(checkpoint):
+    if storage.is_checkpoint(Path(checkpoint)) or not os.path.isdir(checkpoint):
         return checkpoint
     found = storage.saved_checkpoints(Path(checkpoint) / "checkpoints", "best")
     if not found:
-        raise UsageError(f"{checkpoint} holds no checkpoints/best_*.pt: choose the folder of a run that has one")
+        raise UsageError(f"{checkpoint} holds no checkpoints/best_*: choose the folder of a run that has one")
     return str(max(found, key=lambda file: file.stat().st_mtime))
 
 

@@ -98,6 +98,7 @@ class EvaluationBatches:
         self.reach_every_rank = size > (world_size - 1) * EVALUATION_BATCH_SIZE
         self.size = size
         self.starts = range(rank * EVALUATION_BATCH_SIZE, size, world_size * EVALUATION_BATCH_SIZE)
+        self.most = len(range(0, size, world_size * EVALUATION_BATCH_SIZE))
 
     def __len__(self) -> int:
         return len(self.starts)

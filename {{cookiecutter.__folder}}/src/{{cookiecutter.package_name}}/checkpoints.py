@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ignite.distributed as idist
-import torch
 from ignite.engine import Engine
 from ignite.handlers import Checkpoint
 from ignite.handlers.checkpoint import BaseSaveHandler
 from torch import nn
 
-from . import storage
+from . import collectives, storage
 from .distributed import backend
 from .errors import UsageError
 from .run_directory import RunDirectory, score
@@ -37,10 +35,12 @@ def create_checkpoints(
     def step(engine: Engine, event: Any) -> int:
         return trainer.state.iteration
 
+    # Weights that no rank holds as a whole are saved by all, as a folder.
+    suffix = "" if collectives.is_shared_out(measured) else ".pt"
     best = Checkpoint(
         {"model": measured, "trainer": trainer},
         Saver(run.checkpoints),
-        filename_pattern="best_{global_step}.pt",
+        filename_pattern="best_{global_step}" + suffix,
         global_step_transform=step,
         score_function=lambda engine: score(run.records[-1]),
         n_saved=1,
@@ -48,7 +48,7 @@ def create_checkpoints(
     last = Checkpoint(
         {**state, "best": best},
         Saver(run.checkpoints),
-        filename_pattern="last_{global_step}.pt",
+        filename_pattern="last_{global_step}" + suffix,
         global_step_transform=step,
         n_saved=2,
         include_self=True,
@@ -69,14 +69,10 @@ class Saver(BaseSaveHandler):
         Raises:
             UsageError: if it cannot be written; the older ones are still there.
         """
-        if idist.get_rank() > 0:
-            backend.save(checkpoint, None)
-            return
-        with storage.replacing(self.folder / filename) as file:
-            backend.save(checkpoint, file)
-        for name in self.outdated:
+        backend.save(checkpoint, self.folder / filename)
+        for name in self.outdated if idist.get_rank() == 0 else ():
             if name != filename:
-                (self.folder / name).unlink(missing_ok=True)
+                storage.remove(self.folder / name)
         self.outdated.clear()
 
     def remove(self, filename: str) -> None:
@@ -98,8 +94,8 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
         found = _newest(run.checkpoints) if run.writes else None
     elif resume != "none":
         found = Path(resume)
-        if not os.path.isfile(found):
-            raise UsageError(f"train.resume {resume} is not a file: choose auto, none or a checkpoint")
+        if not storage.is_checkpoint(found):
+            raise UsageError(f"train.resume {resume} is no checkpoint: choose auto, none or a checkpoint")
     if idist.get_world_size() > 1:
         # A node with an older view of the file system must not start from another one.
         found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
@@ -133,12 +129,12 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     Raises:
         UsageError: if the file is not a checkpoint of this model, or is not as it was written.
     """
-    if not os.path.isfile(path):
+    if not storage.is_checkpoint(path):
         raise UsageError(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
     if damage := storage.damage(path):
         raise UsageError(f"{path} is damaged, or is no checkpoint ({damage}): choose another one of a run")
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = backend.load(path, objects)
         if objects.keys() == {"model"} and "average" in saved:
             # What was measured.
             saved = {"model": saved["average"]}
@@ -163,4 +159,4 @@ def take_stock(folder: Path, *checkpoints: Checkpoint) -> None:
         kind = known[0].name.partition("_")[0] if known else ""
         for file in saved_checkpoints(folder, kind) if idist.get_rank() == 0 else ():
             if step_of(file) < step_of(known[0]):
-                file.unlink(missing_ok=True)
+                storage.remove(file)

@@ -16,6 +16,24 @@ def all_reduce_any(flag: bool) -> bool:
     return bool(idist.all_reduce(float(flag), "MAX"))
 
 
+def rank_zero_only(action: Callable[[], object]) -> None:
+    """Run ``action`` on rank 0 while the others wait.
+
+    Raises:
+        UsageError: on every rank, if the action raised it.
+    """
+    failure = ""
+    if idist.get_rank() == 0:
+        try:
+            action()
+        except UsageError as error:
+            failure = str(error)
+    if idist.get_world_size() > 1:
+        failure = str(idist.broadcast(failure, src=0, safe_mode=True))
+    if failure:
+        raise UsageError(failure, 1)
+
+
 def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
     """Run ``action`` in the first process of each node while the others wait; rank 0 is done before other nodes begin.
 
@@ -35,6 +53,23 @@ def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
                 failure = f"{type(error).__name__}: {error}"
         if all_reduce_any(bool(failure)):
             raise UsageError(f"could not {what}: {failure or 'it failed on another node'}", 1)
+
+
+def is_shared_out(model: nn.Module) -> bool:
+    """Tell whether each rank keeps a part of the weights only, so that every rank must take part whenever the model runs."""
+    return any(hasattr(weight, "to_local") for weight in model.parameters())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this rank keeps: all of it, unless it is shared out."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as every rank has it, although it may be shared out."""
+    everything: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return everything
 
 
 def broadcast_buffers(model: nn.Module) -> None:
@@ -73,9 +108,14 @@ def average(tensors: list[Tensor]) -> None:
 
 
 def weights_difference(model: nn.Module) -> float:
-    """Return the largest absolute difference between any rank's weights or buffers and those of rank 0: 0.0 if all is well."""
+    """Return the largest absolute difference between any rank's weights or buffers and those of rank 0: 0.0 if all is well.
+
+    Weights that are shared out are on one rank each.
+    """
     largest = 0.0
     for tensor in (*model.parameters(), *model.buffers()):
+        if hasattr(tensor, "to_local"):
+            continue
         mine = tensor.detach() if tensor.is_floating_point() else tensor.detach().float()
         reference = idist.broadcast(mine.clone(), src=0)
         assert isinstance(reference, Tensor)

@@ -130,9 +130,9 @@ class DistributedConfig:
     """what each process computes on; the README names any other choice"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
-    strategy: Literal["ddp", "local-sgd", "zero1"] = "ddp"
-    """ddp averages the gradients of every step; zero1 also shares out the optimizer's state, to need less memory; local-sgd
-    averages weights only now and then, for slow networks"""
+    strategy: Literal["ddp", "local-sgd", "zero1", "fsdp2"] = "ddp"
+    """ddp averages the gradients of every step; zero1 also shares out the optimizer's state, and fsdp2 weights and gradients
+    too, to need less memory; local-sgd averages weights only now and then, for slow networks"""
 
     average_every: int = 8
     """steps between two averages of the weights by local-sgd, which also come at every log point, evaluation and save"""
@@ -213,6 +213,13 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+    def __post_init__(self) -> None:
+        if self.distributed.strategy == "fsdp2":
+            if self.optim.ema_decay is not None:
+                raise ValueError("fsdp2 keeps no average of the weights: set optim.ema_decay null")
+            if self.train.amp == "fp16":
+                raise ValueError("fsdp2 does not scale the loss: choose train.amp bf16 or none")
 
 
 SECTIONS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, zip_longest
@@ -19,8 +20,8 @@ from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from . import storage
-from .batches import EvaluationBatches, closing, create_loader
+from . import collectives, storage
+from .batches import EvaluationBatches, Share, closing, create_loader
 from .binding import Objective, bind
 from .checkpoints import load_checkpoint
 from .config import Config
@@ -89,10 +90,14 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config, objectiv
 
 def write_examples(model: nn.Module, folder: Path, step: int, objective: Objective) -> None:
     """Let the task write what people want to look at, such as what a generator makes, if it has something; from rank 0."""
-    if objective.write_examples and idist.get_rank() == 0:
+    if not objective.write_examples or (idist.get_rank() > 0 and not collectives.is_shared_out(model)):
+        return
+    with tempfile.TemporaryDirectory() as nowhere, evaluating(model), torch.no_grad():
+        # Every rank has a part of the weights, and only the files of rank 0 are kept.
+        if idist.get_rank() > 0:
+            folder = Path(nowhere)
         folder.mkdir(exist_ok=True)
-        with evaluating(model), torch.no_grad():
-            objective.write_examples(model, folder, step)
+        objective.write_examples(model, folder, step)
 
 
 def create_metrics(objective: Objective) -> dict[str, Metric]:
@@ -145,6 +150,12 @@ def predict(
             outputs = apply_to_tensor(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
         losses.append(objective.loss(outputs, targets))
         yield outputs, targets
+    batches = loader.batch_sampler
+    assert isinstance(batches, EvaluationBatches)
+    if collectives.is_shared_out(model):
+        # Ranks with a batch more need this one's part of the weights.
+        for _ in range(len(batches), batches.most):
+            objective.forward(model, convert_tensor(loader.dataset.__getitems__(Share(-1, [0])), device))
 
 
 def gather(pairs: list[Pair]) -> list[Pair]:

@@ -120,8 +120,11 @@ def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Mo
         UsageError: on every rank, as the loss is that of all.
     """
     # One wait for the device, however many weights there are.
-    weights = [weight.isfinite().all() for weight in model.parameters()] if model else []
-    if math.isfinite(loss) and (not weights or bool(torch.stack(weights).all())):
+    weights = [collectives.local(weight).isfinite().all() for weight in model.parameters()] if model else []
+    broken = bool(weights) and not bool(torch.stack(weights).all())
+    if model and collectives.is_shared_out(model):
+        broken = collectives.all_reduce_any(broken)
+    if math.isfinite(loss) and not broken:
         return
     what = "weights are not numbers" if math.isfinite(loss) else f"loss is {loss:g}"
     saved = storage.saved_checkpoints(run.checkpoints, "last")

@@ -10,6 +10,7 @@ from ignite.handlers import LRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from . import collectives
 from .config import Config, OptimConfig, steps_of
 from .distributed import backend
 from .task import objective
@@ -51,7 +52,8 @@ def create_default_optimizer(model: nn.Module, config: Config) -> torch.optim.Op
         momentum=0.9,
         nesterov=True,
         weight_decay=settings.weight_decay,
-        fused=fused,
+        # Torch has no such kernel for weights that are shared out.
+        fused=fused and not collectives.is_shared_out(model),
     )
 
 

@@ -250,19 +250,18 @@ class RunDirectory:
         if not may_be_best(best):
             logger.warning("no evaluation has a score that is a number: there is no best checkpoint")
             return {**best, "checkpoint": None}
-        checkpoint = f"checkpoints/best_{best['iteration']}.pt"
-        if (self.path / checkpoint).exists():
-            return {**best, "checkpoint": checkpoint}
-        known = [record["iteration"] for record in self.records]
-        kept = storage.saved_checkpoints(self.checkpoints, "best")
-        unknown = [file for file in kept if storage.step_of(file) not in known]
+        kept = {storage.step_of(file): file for file in storage.saved_checkpoints(self.checkpoints, "best")}
+        unknown = kept.keys() - {record["iteration"] for record in self.records}
+        if best["iteration"] in kept:
+            return {**best, "checkpoint": f"checkpoints/{kept[best['iteration']].name}"}
         if not unknown:
-            logger.warning("%s is lost: the best checkpoint that is left is of a worse evaluation", checkpoint)
+            text = "the checkpoint of step %s is lost: the best one that is left is of a worse evaluation"
+            logger.warning(text, best["iteration"])
             return {**best, "checkpoint": None}
         # It is better than all that were measured since.
-        checkpoint = f"checkpoints/{unknown[-1].name}"
+        step = max(unknown)
+        checkpoint = f"checkpoints/{kept[step].name}"
         logger.warning("metrics.jsonl lacks the evaluation of the best checkpoint, %s", checkpoint)
-        step = storage.step_of(unknown[-1])
         return {"iteration": step, f"val_{objective.SCORE}": math.nan, "checkpoint": checkpoint}
 
 

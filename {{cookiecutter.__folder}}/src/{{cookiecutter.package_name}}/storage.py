@@ -10,8 +10,10 @@ import math
 import os
 import platform
 import re
+import shutil
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ from .errors import UsageError
 
 # The file of a run directory that is locked while a training writes there.
 LOCK = ".lock"
+# The file of a checkpoint that is a folder, with those of all others.
+CHECKSUMS = "checksums.json"
 # How long to wait for a process that still holds a lock, such as one that is being ended.
 LOCK_LIMIT_S = 10.0
 
@@ -34,7 +38,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         UsageError: if it cannot be written; ``path`` is as it was before.
     """
-    draft = path.with_name(f".{path.name}.part")
+    draft = draft_of(path)
     try:
         with draft.open("wb") as file:
             yield file
@@ -49,6 +53,47 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise
         draft.unlink(missing_ok=True)
         raise unwritable(path, cause) from None
+
+
+def draft_of(path: Path) -> Path:
+    """Return where a file or folder is written until it is whole."""
+    return path.with_name(f".{path.name}.part")
+
+
+def make_folder(path: Path) -> None:
+    """Make an empty folder, in the place of one that may be there.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        remove(path)
+        path.mkdir()
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def replace_folder(draft: Path, path: Path) -> None:
+    """Let a folder whose files are on the disk take the place of ``path``.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        _flush_folder(draft)
+        remove(path)
+        draft.replace(path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
@@ -112,16 +157,34 @@ def unwritable(path: Path, error: OSError) -> UsageError:
 def remove_drafts(folder: Path) -> None:
     """Remove what was being written when a process was killed."""
     for draft in folder.glob(".*.part"):
-        draft.unlink(missing_ok=True)
+        remove(draft)
+
+
+def checksum(file: Path) -> int:
+    """Return the CRC-32 of a file."""
+    value = 0
+    with file.open("rb") as content:
+        while piece := content.read(2**20):
+            value = zlib.crc32(piece, value)
+    return value
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether there is a file, or a folder that is a checkpoint and not a run directory."""
+    return os.path.isfile(path) or os.path.isfile(path / CHECKSUMS)
 
 
 def damage(path: Path) -> str:
-    """Return in what a file of torch.save differs from what was written, or nothing; all of it is read."""
+    """Return in what a checkpoint differs from what was written, or nothing; all of it is read."""
     try:
+        if path.is_dir():
+            checksums = json.loads((path / CHECKSUMS).read_text())
+            changed = [name for name, value in checksums.items() if checksum(path / name) != value]
+            return f"its file {changed[0]} is not what was written" if changed else ""
         # Its parts have checksums, at which torch itself does not look.
         with zipfile.ZipFile(path) as archive:
             part = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, AttributeError) as error:
         return str(error)
     return f"its part {part} is not what was written" if part else ""
 
@@ -173,7 +236,7 @@ def lock(path: Path) -> tuple[IO[str], str]:
 
 def saved_checkpoints(folder: Path, kind: str) -> list[Path]:
     """Return the checkpoints of a kind, ``last`` or ``best``, the oldest first; a copy with a name of its own is none."""
-    files = [file for file in folder.glob(f"{kind}_*.pt") if re.fullmatch(r"[a-z]+_\d+", file.stem)]
+    files = [file for file in folder.glob(f"{kind}_*") if re.fullmatch(r"[a-z]+_\d+(\.pt)?", file.name)]
     return sorted(files, key=step_of)
 
 

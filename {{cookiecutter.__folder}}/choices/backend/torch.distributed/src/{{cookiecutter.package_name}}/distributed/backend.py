@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import IO, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import ignite.distributed as idist
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
+from .. import collectives, storage
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
@@ -111,6 +113,10 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     model = model.to(idist.device())
     if idist.get_world_size() == 1:
         return model
+    if averaging.strategy == "fsdp2":
+        from .. import sharding
+
+        return sharding.shard(model)
     # The gradients live in the buffers that are sent: one copy less for each step.
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if averaging.compression == "none" and not averaging.ready:
@@ -160,6 +166,8 @@ def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
     """Let a backward pass inside the ``with`` block add to the gradients of this process alone."""
     if enabled and isinstance(model, nn.parallel.DistributedDataParallel):
         return model.no_sync()
+    if collectives.is_shared_out(model):
+        model.set_requires_gradient_sync(not enabled)  # type: ignore[operator]
     return nullcontext()
 
 
@@ -176,7 +184,7 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     if clip_norm is not None:
         scaler.unscale_(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
+        norm = collectives.whole(nn.utils.clip_grad_norm_(parameters, clip_norm))
     scaler.step(optimizer)
     scaler.update()
     return norm
@@ -244,7 +252,23 @@ def all_gather_object(value: Value) -> list[Value]:
     return values
 
 
-def save(checkpoint: Mapping[str, Any], file: IO[bytes] | None) -> None:
-    """Write the checkpoint to ``file``, which rank 0 alone has; every rank must call it."""
-    if file:
-        torch.save(checkpoint, file)
+def save(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write the checkpoint to ``path``; every rank must call it."""
+    if not path.suffix:
+        from .. import sharding
+
+        sharding.save(checkpoint, path)
+    elif idist.get_rank() == 0:
+        with storage.replacing(path) as file:
+            torch.save(checkpoint, file)
+
+
+def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
+    models = [part for part in objects.values() if isinstance(part, nn.Module)]
+    if path.is_dir() or any(map(collectives.is_shared_out, models)):
+        from .. import sharding
+
+        return sharding.load(path, objects)
+    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return saved

@@ -1,0 +1,201 @@
+"""Weights that no process holds as a whole: ``distributed.strategy fsdp2``, and its checkpoints, which are folders.
+
+Such a folder has the weights of each rank in a file of torch.distributed.checkpoint, everything else in rest.pt, and the
+checksums of all files in checksums.json. Any number of processes, and any strategy, can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ignite.distributed as idist
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_loader import load as read_shards
+from torch.distributed.checkpoint.state_dict_saver import save as write_shards
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from . import collectives, storage
+
+# A module of a list is gathered by itself if it has so many weights: fewer are not worth an exchange of their own.
+LEAST_NUMEL = 2**18
+# How rest.pt names a tensor that is in the other files.
+ELSEWHERE = "in shards: "
+# What the index of such a folder is made of, beside the classes that torch has for that, and the types of tensors.
+IN_AN_INDEX = (
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("pathlib", "PosixPath"),
+)
+
+
+def shard(model: nn.Module) -> nn.Module:
+    """Let each rank keep a part of every weight, of its gradient and of the optimizer's state.
+
+    What a module needs as a whole is gathered when it runs: by itself for each large module of a list, such as the blocks
+    of a transformer, and for all else together.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    mesh = init_device_mesh(idist.device().type, (idist.get_world_size(),))
+    for part in (*large_parts(model), model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+def large_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the large modules of lists, those within others first."""
+    for module in reversed(list(model.modules())):
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            yield from (part for part in module if sum(map(torch.numel, part.parameters())) >= LEAST_NUMEL)
+
+
+def save(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint as the folder ``path``, which is there as a whole or not at all; every rank must call it.
+
+    Raises:
+        UsageError: on every rank, if one of them cannot write.
+    """
+    draft = storage.draft_of(path)
+    shards: dict[str, Tensor] = {}
+    rest = without_shards(checkpoint, "", shards)
+    collectives.rank_zero_only(lambda: storage.make_folder(draft))
+    try:
+        write_shards(shards, storage_writer=FileSystemWriter(draft))
+    except CheckpointException as error:
+        (cause, _), *_ = error.failures.values()
+        raise storage.unwritable(path, cause if isinstance(cause, OSError) else OSError(0, str(cause))) from None
+    mine = {file.name: storage.checksum(file) for file in draft.glob(f"__{idist.get_rank()}_*")}
+    everyones: list[dict[str, int]] = [mine] * idist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+
+    def finish() -> None:
+        with storage.replacing(draft / "rest.pt") as file:
+            torch.save(rest, file)
+        own = {name: storage.checksum(draft / name) for name in ("rest.pt", ".metadata")}
+        checksums = {name: value for each in (own, *everyones) for name, value in each.items()}
+        storage.write(draft / storage.CHECKSUMS, json.dumps(checksums))
+        storage.replace_folder(draft, path)
+
+    collectives.rank_zero_only(finish)
+
+
+def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint, with its tensors shared out as those of ``objects`` are, into which it is to be loaded.
+
+    Args:
+        path: a file, or a folder, of which only what ``objects`` name is read.
+
+    Raises:
+        ValueError: if the folder holds something else.
+    """
+    live = dict(live_tensors(objects))
+    if path.is_file():
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: shared_out(part, name, live) for name, part in saved.items()}
+    rest = torch.load(path / "rest.pt", map_location="cpu", weights_only=True)
+    rest = {name: part for name, part in rest.items() if name in objects}
+    wanted = {name: torch.empty_like(like(name, live)) for name in names_of_shards(rest)}
+    try:
+        with warnings.catch_warnings():
+            # That there are no other processes is no surprise.
+            warnings.simplefilter("ignore")
+            read_shards(wanted, storage_reader=Reader(path), no_dist=not dist.is_initialized())
+    except CheckpointException as error:
+        # It is no Exception, and its text has the tracebacks of all ranks.
+        (cause, _), *_ = error.failures.values()
+        raise ValueError(str(cause)) from None
+    return {name: with_shards(part, wanted) for name, part in rest.items()}
+
+
+def live_tensors(objects: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of models, and those that optimizers update, by the names which they have in a checkpoint."""
+    for name, part in objects.items():
+        if isinstance(part, nn.Module):
+            yield from ((f"{name}/{key}", tensor) for key, tensor in part.state_dict().items())
+        elif isinstance(part, Optimizer):
+            weights = (weight for group in part.param_groups for weight in group["params"])
+            yield from ((f"{name}/state/{number}", weight) for number, weight in enumerate(weights))
+
+
+def like(name: str, live: Mapping[str, Tensor]) -> Tensor:
+    """Return the live tensor of this name, or the weight about which it is what an optimizer remembers."""
+    return live[name] if name in live else live[name.rpartition("/")[0]]
+
+
+def without_shards(nested: Any, name: str, shards: dict[str, Tensor]) -> Any:
+    """Return nested containers without the tensors that are shared out, which are added to ``shards`` by their names."""
+    if isinstance(nested, DTensor):
+        shards[name] = nested
+        return ELSEWHERE + name
+    if isinstance(nested, Mapping):
+        return {key: without_shards(part, f"{name}/{key}".lstrip("/"), shards) for key, part in nested.items()}
+    return nested
+
+
+def names_of_shards(nested: Any) -> Iterator[str]:
+    """Yield the names of the tensors that ``without_shards`` has taken out."""
+    if isinstance(nested, Mapping):
+        for part in nested.values():
+            yield from names_of_shards(part)
+    elif isinstance(nested, str) and nested.startswith(ELSEWHERE):
+        yield nested.removeprefix(ELSEWHERE)
+
+
+def with_shards(nested: Any, shards: Mapping[str, Tensor]) -> Any:
+    """Return nested containers with the tensors that ``without_shards`` has taken out."""
+    if isinstance(nested, Mapping):
+        return {key: with_shards(part, shards) for key, part in nested.items()}
+    if isinstance(nested, str) and nested.startswith(ELSEWHERE):
+        return shards[nested.removeprefix(ELSEWHERE)]
+    return nested
+
+
+def shared_out(nested: Any, name: str, live: Mapping[str, Tensor]) -> Any:
+    """Return nested containers, of whose tensors each rank keeps its part where it keeps a part of the live one."""
+    if isinstance(nested, Mapping):
+        return {key: shared_out(part, f"{name}/{key}", live) for key, part in nested.items()}
+    if isinstance(nested, Tensor) and nested.dim():
+        known = live.get(name, live.get(name.rpartition("/")[0]))
+        if isinstance(known, DTensor):
+            return distribute_tensor(nested, known.device_mesh, known.placements, src_data_rank=None)
+    return nested
+
+
+class Reader(FileSystemReader):
+    """Reads the index of a folder without running code that somebody may have put there, as pickle would."""
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """Return the index.
+
+        Raises:
+            UnpicklingError: if it holds something else.
+        """
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = Index(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class Index(pickle.Unpickler):
+    """Knows what is in the index of a checkpoint, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_type or module == Metadata.__module__ or (module, name) in IN_AN_INDEX:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into it")

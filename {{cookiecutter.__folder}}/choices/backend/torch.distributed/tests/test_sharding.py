@@ -1,0 +1,91 @@
+"""Weights that no process holds as a whole, and their checkpoints, which are folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FOLDERS, Run, call, run, train
+from frame import distributed, storage
+
+ONE = ("--distributed.nproc_per_node", "1")
+# So few samples to evaluate that the second rank has none.
+FSDP2 = ("--distributed.strategy", "fsdp2", "--optim.schedule", "constant", "--task.val_size", "100")
+
+if "fsdp2" not in distributed.transport.STRATEGIES:
+    pytest.skip("this backend has no fsdp2", allow_module_level=True)
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a run of two processes and two epochs."""
+    folder = tmp_path_factory.mktemp("sharded") / "run"
+    return train(folder, 2, *FSDP2, "--optim.clip_norm", "0.1", "--train.epochs", "2")
+
+
+def test_a_folder_is_as_good_as_its_training_said(sharded: Run, tmp_path: Path) -> None:
+    alone = train(tmp_path / "alone", 1, *FSDP2, "--optim.clip_norm", "0.1", "--train.epochs", "2")
+    for ours, theirs in zip(alone.records, sharded.records, strict=True):
+        assert ours["val_error"] == pytest.approx(theirs["val_error"], rel=1e-3)
+    for processes in (1, 2):
+        command = distributed.local_command(processes, ["evaluate", "--checkpoint", str(sharded.checkpoint())])
+        evaluated = json.loads(run([*command, *distributed.TRIAL], FOLDERS["small"]).output)
+        assert evaluated["val_error"] == sharded.records[-1]["val_error"]
+    best = json.loads(call("evaluate", "--checkpoint", str(sharded.path), *ONE).output)
+    assert best["checkpoint"] == str(sharded.path / sharded.summary["best"]["checkpoint"])
+    assert call("export", "--checkpoint", str(sharded.path), "--folder", str(tmp_path / "export"), *ONE).code == 0
+    exported = torch.load(tmp_path / "export/weights.pt", weights_only=True)
+    # As torch's own tool reads the folder.
+    for name, weight in sharded.weights().items():
+        torch.testing.assert_close(exported[name], weight)
+
+
+def test_a_damaged_folder_is_put_aside_and_the_one_before_resumes(sharded: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sharded.path, tmp_path / "run"))
+    file = folder / "checkpoints/last_32/__1_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    (folder / "checkpoints/.last_48.part").mkdir()
+    longer = train(folder, 2, *FSDP2, "--train.epochs", "3")
+    assert "last_32 is damaged (its file __1_0.distcp is not what was written)" in longer.log
+    assert longer.summary["resumed_from"].endswith("last_16")
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir() if not path.name.startswith("best"))
+    assert left == ["last_32", "last_32.damaged", "last_48"]
+
+
+def test_nothing_that_somebody_has_put_into_a_folder_is_run(sharded: Run, tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    folder = Path(shutil.copytree(sharded.path, tmp_path / "run"))
+    checkpoint = folder / "checkpoints/last_32"
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Harm()))
+    checksums = json.loads((checkpoint / storage.CHECKSUMS).read_text())
+    checksums[".metadata"] = storage.checksum(checkpoint / ".metadata")
+    (checkpoint / storage.CHECKSUMS).write_text(json.dumps(checksums))
+    refused = call("evaluate", "--checkpoint", str(checkpoint), *ONE)
+    assert (refused.code, refused.errors.count("\n")) == (2, 1), refused.errors
+    assert re.search(r"last_32 is not a checkpoint of this model \(.*mkdir does not belong into it", refused.errors)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_full_disk_leaves_the_older_folders(sharded: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sharded.path, tmp_path / "run"))
+    before = sorted(folder.glob("checkpoints/*/*"))
+    arguments = ["train", "--train.run_dir", str(folder), *FSDP2, "--train.epochs", "3", *distributed.TRIAL]
+    # The kernel refuses to let a file grow beyond so many KiB.
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$@"', "limited", *distributed.local_command(2, arguments)]
+    full = run(limited, FOLDERS["small"])
+    assert full.code == 1
+    assert re.search(r"error: \S+/checkpoints/\w+ cannot be written \(.*File too large.*\): make room", full.errors)
+    assert sorted(folder.glob("checkpoints/*/*")) == before
+    assert train(folder, 2, *FSDP2, "--train.epochs", "3").summary["resumed_from"].endswith("last_32")
