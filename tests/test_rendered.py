@@ -60,7 +60,9 @@ FILES: dict[Condition, str] = {
         scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
         """,
     lambda answers: answers["__backend"] == "horovod": "scripts/install_horovod.sh",
-    lambda answers: answers["__backend"] in ("gloo", "nccl", "mpi"): "src/PKG/sharding.py tests/test_sharding.py",
+    lambda answers: (
+        answers["__backend"] in ("gloo", "nccl", "mpi")
+    ): "src/PKG/sharding.py tests/test_sharding.py",
     lambda answers: answers["__launcher"] != "spawn": "docs/many-nodes.md",
 }
 # Its pages are named after them.
