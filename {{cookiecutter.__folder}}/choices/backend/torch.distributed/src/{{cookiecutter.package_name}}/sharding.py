@@ -33,7 +33,7 @@ from . import collectives, storage
 LEAST_NUMEL = 2**18
 # How rest.pt names a tensor that is in the other files.
 ELSEWHERE = "in shards: "
-# What the index of such a folder is made of, beside the classes that torch has for that, and the types of tensors.
+# What the index of such a folder is made of, beside what torch has for that, and the types of tensors.
 IN_AN_INDEX = (
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
