@@ -89,6 +89,8 @@ def test_every_test_that_a_page_names_is_there() -> None:
     for row in (ROOT / "docs/faults.md").read_text().splitlines():
         named = re.findall(r"`(test_\w+)`", row)
         for name in named:
-            assert f"def {name}(" in (project if re.search("project[:,]", row) else "".join(code.values())), name
+            assert f"def {name}(" in (project if re.search("project[:,]", row) else "".join(code.values())), (
+                name
+            )
         for name in re.findall(r"`(test_\w+\.py)`", row):
             assert name in code, name

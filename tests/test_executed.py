@@ -588,6 +588,32 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     assert "Traceback" not in done.stderr
 
 
+def test_a_model_that_one_process_has_no_memory_for_is_trained_by_fsdp2(
+    install: Installer, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, task="language-modeling")
+    # 25 million weights.
+    settings = ["--task.width", "512", "--task.layers", "8", "--data.batch_size", "4"]
+    settings += ["--task.train_tokens", "2000", "--task.val_tokens", "500", "--train.log_every", "1"]
+    # KiB that each process may write to: with ddp it needs 757 MiB, with fsdp2 519, of which 285 before there is a model.
+    limited = ["bash", "-c", 'ulimit -d 655360; exec scripts/train.sh "$@"', "limited", *settings]
+    refused = project.run(*limited, "--train.max_iterations", "1")
+    assert refused.returncode == 1
+    assert "is out of memory" in refused.stderr
+    for steps in ("1", "2"):
+        done = [
+            "--distributed.strategy",
+            "fsdp2",
+            "--train.max_iterations",
+            steps,
+            "--train.run_dir",
+            "runs/fsdp2",
+        ]
+        project.succeed(*limited, *done)
+    summary = project.read_json("runs/fsdp2/summary.json")
+    assert (summary["iteration"], summary["resumed_from"]) == (2, "runs/fsdp2/checkpoints/last_1")
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_without(
     install: Installer, processes: str, tmp_path: Path

@@ -59,7 +59,7 @@ def explain(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator: can't allocate" in text:
         tried = re.search(r"ried to allocate ([\d.]+ \w+)", text)
-        fix = "lower data.batch_size, or raise optim.accumulation_steps"
+        fix = "lower data.batch_size, or raise optim.accumulation_steps; docs/speed.md says more"
         return f"is out of memory{f' (it asked for {tried[1]} more)' if tried else ''}: {fix}"
     # What torch says of a loader process that has ended.
     if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):

@@ -6,8 +6,10 @@ checksums of all files in checksums.json. Any number of processes, and any strat
 
 from __future__ import annotations
 
+import ctypes
 import json
 import pickle
+import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,6 +50,10 @@ def shard(model: nn.Module) -> nn.Module:
     What a module needs as a whole is gathered when it runs: by itself for each large module of a list, such as the blocks
     of a transformer, and for all else together.
     """
+    if idist.device().type == "cpu" and platform.libc_ver()[0] == "glibc":
+        # Else it keeps for itself what was gathered: each step would need more of the system's memory.
+        m_mmap_threshold = -3
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
     mesh = init_device_mesh(idist.device().type, (idist.get_world_size(),))
