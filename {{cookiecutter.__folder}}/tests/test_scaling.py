@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import call, reason_not_to_start
-from frame import scaling
+from frame import distributed, scaling
 
 
 def measured(processes: int, batch_size: int, milliseconds: float) -> Any:
@@ -33,6 +33,35 @@ def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> No
     # The trainings themselves are gone.
     names = {"scaling.csv", "scaling.png"} | ({"predicted.csv"} if len(processes) > 1 else set())
     assert {file.name for file in folder.iterdir()} == names
+
+
+def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(tmp_path: Path) -> None:
+    # Layers of 3 x 64, 64 x 64 and 64 x 1, with biases.
+    weights = 3 * 64 + 64 + 64 * 64 + 64 + 64 + 1
+    asked = ("--simulate", "--world-size", "4", "--data.batch_size", "64", "--task.width", "64")
+    answer = call("scaling", *asked, "--train.run_dir", str(tmp_path))
+    assert answer.code == 0, answer.errors
+    with (tmp_path / "simulated.csv").open() as file:
+        rows = {row["strategy"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["ddp", *(name for name in ("zero1", "fsdp2") if name in distributed.transport.STRATEGIES)]
+
+    def numbers(strategy: str, part: str) -> float:
+        return float(rows[strategy][part]) * 2**20 / 4
+
+    # Of each weight, two numbers, and of each tensor of them, the steps.
+    assert numbers("ddp", "weights") == numbers("ddp", "gradients") == weights
+    assert numbers("ddp", "optimizer") == 2 * weights + 6
+    # For its 16 samples: inputs, what comes out of both layers, and their tanh, or some of these.
+    assert 16 * (3 + 64 + 64) <= numbers("ddp", "activations") <= 16 * (3 + 4 * 64 + 2)
+    if "fsdp2" in rows:
+        # Rows of a matrix are shared out: the single one of the last layer is on the first rank.
+        share = (3 * 64 + 64 + 64 * 64 + 64) / 4 + 64 + 1
+        assert numbers("fsdp2", "weights") == numbers("fsdp2", "gradients") == share
+        assert numbers("fsdp2", "gathered") == 2 * weights
+        assert weights / 2 < numbers("zero1", "optimizer") < 2 * weights
+    refused = call("scaling", *asked[:3], "5", *asked[3:], "--train.run_dir", str(tmp_path))
+    assert refused.code == 2
+    assert refused.errors.count("\n") == 1
 
 
 def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--batches", type=str, default="16,64,256", help="global batches, such as 64,128,256")
         parser.add_argument("--steps", type=int, default=50, help="of each training")
         wide = "batches from 2 to 6144, as far as there are samples, instead of --batches"
+        parser.add_argument("--simulate", action="store_true", help="one rank of a world that is not there: its memory")
+        parser.add_argument("--world-size", type=int, default=512, help="ranks of that world")
         parser.add_argument("--preset", choices=["batch-crossover"], help=wide)
         arguments = ["--train.run_dir", "runs/scaling", *arguments]
     elif command == "shards":
@@ -116,6 +118,11 @@ def run_command(command: str, arguments: list[str]) -> int:
         return export.export(config, best_of(given), Path(str(folder)))
     if command == "scaling":
         asked = {name: str(options[name]) for name in ("processes", "batches", "steps")}
+        if options["simulate"]:
+            # What it imports takes torch a second.
+            from . import simulation
+
+            return simulation.simulate(config, int(str(options["world_size"])))
         if options["preset"]:
             asked["batches"] = scaling.batches_of_crossover(config)
         return scaling.scaling(config, settings_among(arguments), asked)

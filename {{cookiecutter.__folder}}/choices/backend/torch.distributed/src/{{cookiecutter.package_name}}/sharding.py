@@ -7,6 +7,7 @@ checksums of all files in checksums.json. Any number of processes, and any strat
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import pickle
 import platform
@@ -24,8 +25,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -45,21 +47,39 @@ IN_AN_INDEX = (
 
 
 def shard(model: nn.Module) -> nn.Module:
-    """Let each rank keep a part of every weight, of its gradient and of the optimizer's state.
-
-    What a module needs as a whole is gathered when it runs: by itself for each large module of a list, such as the blocks
-    of a transformer, and for all else together.
-    """
+    """Give every rank the weights of rank 0, of which it keeps a part."""
     if idist.device().type == "cpu" and platform.libc_ver()[0] == "glibc":
         # Else it keeps for itself what was gathered: each step would need more of the system's memory.
         m_mmap_threshold = -3
         ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
-    mesh = init_device_mesh(idist.device().type, (idist.get_world_size(),))
+    share_out_weights(model, mesh_of(idist.device().type, idist.get_world_size()))
+    return model
+
+
+def mesh_of(device: str, world_size: int) -> DeviceMesh:
+    """Return all ranks, as a row."""
+    return init_device_mesh(device, (world_size,))
+
+
+def share_out_weights(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Let each rank keep a part of every weight, of its gradient and of the optimizer's state.
+
+    What a module needs as a whole is gathered when it runs: by itself for each large module of a list, such as the blocks
+    of a transformer, and for all else together.
+    """
     for part in (*large_parts(model), model):
         fully_shard(part, mesh=mesh)
-    return model
+
+
+def share_out_state(optimizer: Optimizer) -> Optimizer:
+    """Let each rank keep the optimizer's state of some weights, which it updates and sends to the others."""
+    kind = type(optimizer)
+    # Some keep more there than they can be made of.
+    known = inspect.signature(kind).parameters
+    settings = {name: value for name, value in optimizer.defaults.items() if name in known}
+    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **settings)
 
 
 def large_parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -67,6 +87,13 @@ def large_parts(model: nn.Module) -> Iterator[nn.Module]:
     for module in reversed(list(model.modules())):
         if isinstance(module, nn.ModuleList | nn.Sequential):
             yield from (part for part in module if sum(map(torch.numel, part.parameters())) >= LEAST_NUMEL)
+
+
+def sizes_of_parts(model: nn.Module) -> list[int]:
+    """Return how many bytes of weights are gathered at a time, for each of the parts, before they are shared out."""
+    left = {weight: weight.nbytes for weight in model.parameters()}
+    parts = (*large_parts(model), model)
+    return [sum(left.pop(weight, 0) for weight in part.parameters()) for part in parts]
 
 
 def save(checkpoint: Mapping[str, Any], path: Path) -> None:

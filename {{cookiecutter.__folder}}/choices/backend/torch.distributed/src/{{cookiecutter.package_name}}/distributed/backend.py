@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -147,19 +146,12 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
 
 
 def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
-    """Return the optimizer as it is, as the wrapped model averages the gradients; or let each process keep a part of its state.
-
-    A process then updates the weights of its part, and sends them to the others.
-    """
+    """Return the optimizer, of which each process keeps a part with zero1; the wrapped model averages the gradients."""
     if averaging.strategy != "zero1" or idist.get_world_size() == 1:
         return optimizer
-    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from .. import sharding
 
-    kind = type(optimizer)
-    # Some keep more there than they can be made of.
-    known = inspect.signature(kind).parameters
-    settings = {name: value for name, value in optimizer.defaults.items() if name in known}
-    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **settings)
+    return sharding.share_out_state(optimizer)
 
 
 def no_sync(model: nn.Module, enabled: bool) -> AbstractContextManager[None]:
