@@ -47,14 +47,13 @@ IN_AN_INDEX = (
 
 
 def shard(model: nn.Module) -> nn.Module:
-    """Give every rank the weights of rank 0, of which it keeps a part."""
+    """Give every rank a part of the weights of rank 0, on its device, where no more than one module is as a whole."""
     if idist.device().type == "cpu" and platform.libc_ver()[0] == "glibc":
         # Else it keeps for itself what was gathered: each step would need more of the system's memory.
         m_mmap_threshold = -3
         ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
-    share_out_weights(model, mesh_of(idist.device().type, idist.get_world_size()))
+    device = idist.device()
+    share_out_weights(model, mesh_of(device.type, idist.get_world_size()), device)
     return model
 
 
@@ -63,13 +62,22 @@ def mesh_of(device: str, world_size: int) -> DeviceMesh:
     return init_device_mesh(device, (world_size,))
 
 
-def share_out_weights(model: nn.Module, mesh: DeviceMesh) -> None:
+def share_out_weights(model: nn.Module, mesh: DeviceMesh, device: torch.device | None = None) -> None:
     """Let each rank keep a part of every weight, of its gradient and of the optimizer's state.
 
     What a module needs as a whole is gathered when it runs: by itself for each large module of a list, such as the blocks
     of a transformer, and for all else together.
+
+    Args:
+        device: where each of them goes before, with the weights of rank 0.
     """
-    for part in (*large_parts(model), model):
+    # A module may stand in several lists.
+    for part in dict.fromkeys((*large_parts(model), model)):
+        if device is not None:
+            part.to(device)
+            whole = (tensor for tensor in (*part.parameters(), *part.buffers()) if not isinstance(tensor, DTensor))
+            for tensor in whole:
+                dist.broadcast(tensor.detach(), src=0)
         fully_shard(part, mesh=mesh)
 
 
@@ -92,7 +100,7 @@ def large_parts(model: nn.Module) -> Iterator[nn.Module]:
 def sizes_of_parts(model: nn.Module) -> list[int]:
     """Return how many bytes of weights are gathered at a time, for each of the parts, before they are shared out."""
     left = {weight: weight.nbytes for weight in model.parameters()}
-    parts = (*large_parts(model), model)
+    parts = dict.fromkeys((*large_parts(model), model))
     return [sum(left.pop(weight, 0) for weight in part.parameters()) for part in parts]
 
 

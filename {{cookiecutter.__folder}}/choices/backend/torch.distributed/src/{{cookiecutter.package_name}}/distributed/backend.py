@@ -109,13 +109,13 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
 
 def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     """Move the model to this process's device and let its gradients be averaged over the processes."""
-    model = model.to(idist.device())
-    if idist.get_world_size() == 1:
-        return model
-    if averaging.strategy == "fsdp2":
+    if averaging.strategy == "fsdp2" and idist.get_world_size() > 1:
         from .. import sharding
 
         return sharding.shard(model)
+    model = model.to(idist.device())
+    if idist.get_world_size() == 1:
+        return model
     # The gradients live in the buffers that are sent: one copy less for each step.
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     if averaging.compression == "none" and not averaging.ready:
