@@ -512,7 +512,7 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *ONE)
     assert (refused.code, "holds a run already" in refused.errors) == (1, True), refused.errors
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "nowhere.pt", *ONE)
-    assert (refused.code, "train.resume nowhere.pt is not a file" in refused.errors) == (2, True), refused.errors
+    assert (refused.code, "train.resume nowhere.pt is no checkpoint" in refused.errors) == (2, True), refused.errors
     settings = (first.path / "config.yaml").read_text()
     refused = call("train", "--train.run_dir", str(first.path), *ONE, "--data.batch_size", "128", "--train.epochs", "2")
     assert (refused.code, "keep data.batch_size and the task's settings" in refused.errors) == (2, True), refused.errors

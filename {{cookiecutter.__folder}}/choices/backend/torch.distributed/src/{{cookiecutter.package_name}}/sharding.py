@@ -118,6 +118,9 @@ def save(checkpoint: Mapping[str, Any], path: Path) -> None:
         write_shards(shards, storage_writer=FileSystemWriter(draft))
     except CheckpointException as error:
         (cause, _), *_ = error.failures.values()
+        # What has no room is not to take any: every rank has failed, and none writes any more.
+        if idist.get_rank() == 0:
+            storage.remove(draft)
         raise storage.unwritable(path, cause if isinstance(cause, OSError) else OSError(0, str(cause))) from None
     mine = {file.name: storage.checksum(file) for file in draft.glob(f"__{idist.get_rank()}_*")}
     everyones: list[dict[str, int]] = [mine] * idist.get_world_size()
