@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import cluster
 import pytest
 from baking import Target
 from installing import Installed, Installer
@@ -125,6 +126,22 @@ def test_a_process_that_hangs_is_waited_for_no_longer_than_the_configuration_say
     assert re.search(r"\[rank 0\] ends at step \d+, as another process (does not answer|is gone)", log)
     if launcher == "torchrun":
         assert re.search(r"\[rank 0\] rank 1 of 2 did not come to gloo:all_?reduce, exchange \d+\n", log), log
+
+
+def test_a_process_that_hangs_with_the_store_of_all_is_waited_for_no_longer(
+    install: Installer, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    run = tmp_path / "run"
+    with training(project, run, "--distributed.timeout_s", "10") as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ranks = [int(pid) for pid in children if "--multiprocessing-fork" in cluster.command_line(int(pid))]
+        # Rank 0 was started first.
+        os.kill(min(ranks), signal.SIGSTOP)
+        assert process.wait(timeout=90) == 1
+    log = run.with_suffix(".log").read_text()
+    assert re.search(r"\[rank 1\] ends at step \d+, as another process (does not answer|is gone)", log), log
+    assert "[rank 1] the process that keeps the store does not answer: it is that of rank 0" in log
 
 
 FAILS_ON_ONE = """

@@ -43,7 +43,7 @@ FILES: dict[Condition, str] = {
         src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py
         src/PKG/task/settings.py
         tests/conftest.py tests/frame.py tests/test_batches.py tests/test_commands.py tests/test_config.py
-        tests/test_evaluation.py tests/test_faults.py tests/test_profiling.py tests/test_scaling.py tests/test_task.py tests/test_training.py
+        tests/test_evaluation.py tests/test_faults.py tests/test_introduction.py tests/test_profiling.py tests/test_scaling.py tests/test_task.py tests/test_training.py
         tests/small/__init__.py tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
         tests/small/task/objective.py tests/small/task/settings.py
         """,

@@ -38,8 +38,14 @@ def bind(settings: Any, data: Any) -> Objective:
     """Return the functions of task/objective.py; one that has a parameter ``settings`` or ``data`` gets these.
 
     Raises:
-        UsageError: if a function has parameters that nobody gives it.
+        UsageError: if a function has parameters that nobody gives it, or the data are not two sets.
     """
+    if not (hasattr(data, "train") and hasattr(data, "val")):
+        raise UsageError(
+            f"load in task/data.py returned {type(data).__name__}: return something with the fields train and val, such as a "
+            "NamedTuple",
+            1,
+        )
 
     known = {"settings": settings, "data": data}
 

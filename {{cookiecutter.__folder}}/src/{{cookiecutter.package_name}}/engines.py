@@ -74,6 +74,9 @@ def update_once(
             with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
                 micro_batch = batch if parts == 1 else cut(batch, part, parts)
                 loss = objective.loss(*objective.forward(model, micro_batch)) / parts
+            if loss.dim():
+                shape = tuple(loss.shape)
+                raise UsageError(f"loss in objective.py returned numbers of the shape {shape}: return their mean", 1)
             stopwatch.begin("backward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import ignite.distributed as idist
@@ -14,10 +14,12 @@ from ignite.engine import Engine
 from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
+from .batches import Reader, Share
 from .binding import Objective
 from .config import Config
-from .distributed import hardware
+from .distributed import backend, hardware
 from .engines import cut
 from .errors import UsageError
 from .evaluation import evaluating, refuse_metrics_of_many_numbers
@@ -65,8 +67,46 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
         )
     for kind in kinds:
         logger.info(
-            "%s normalizes over %s samples at a time: another number of processes learns otherwise", kind, share
+            "%s normalizes over %s samples at a time: another number of processes, or of optim.accumulation_steps, learns "
+            "otherwise",
+            kind,
+            share,
         )
+
+
+def compare_data(data: Any, config: Config) -> None:
+    """Find out whether every rank has loaded the same data; every rank must call it.
+
+    Raises:
+        UsageError: if their numbers of samples differ.
+    """
+    if idist.get_world_size() == 1:
+        return
+    sizes = (len(data.train), len(data.val))
+    # What this process opens to read a sample could perhaps not be sent to its loader processes.
+    samples = [] if config.data.num_workers else fingerprint(data, config.train.seed)
+    everyones = backend.all_gather_object((sizes, samples))
+    for rank, (others, others_samples) in enumerate(everyones):
+        fix = "let load of task/data.py return the same on every rank, and seed what it draws"
+        if others != everyones[0][0]:
+            counts = "{} training and {} validation samples".format
+            raise UsageError(f"rank {rank} has {counts(*others)}, rank 0 {counts(*everyones[0][0])}: {fix}", 1)
+        if others_samples != everyones[0][1]:
+            logger.warning("rank %s has other samples than rank 0, or they change from time to time: %s", rank, fix)
+            return
+
+
+def fingerprint(data: Any, seed: int) -> list[float]:
+    """Return a few numbers that tell one pair of data sets from another: of the first and last sample of each."""
+    found: list[float] = []
+    # A sample that cannot be read is told of when the training comes to it.
+    with suppress(Exception):
+        for dataset in (data.train, data.val):
+            for index in (0, len(dataset) - 1):
+                batch = Reader(dataset, seed).__getitems__(Share(0, [index]))
+                tensors = [part for part in pytree.tree_leaves(batch) if isinstance(part, Tensor)]
+                found += [float(tensor.double().nan_to_num().sum()) for tensor in tensors]
+    return found
 
 
 def title_of(data: Any) -> str:
@@ -113,16 +153,39 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             outputs, targets = even
             tell_of_shapes(outputs, targets)
             refuse_metrics_of_many_numbers(outputs, targets, objective)
-            whole = float(objective.loss(outputs, targets))
-            halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]
+            whole, mean = loss_of_halves(outputs, targets, objective)
         except UsageError:
             raise
         except Exception:  # noqa: BLE001 - such a batch cannot be cut, and the training itself has taken it
             return
-    if abs(whole - sum(halves) / 2) > 1e-3 * abs(whole):
+    if abs(whole - mean) > 1e-4 * abs(whole):
         logger.info(
             "the loss of a batch is %.6g, the mean of those of its halves %.6g: another number of processes, or of "
             "optim.accumulation_steps, learns otherwise",
             whole,
-            sum(halves) / 2,
+            mean,
         )
+
+
+def loss_of_halves(outputs: Any, targets: Any, objective: Objective) -> tuple[float, float]:
+    """Return the loss of a batch, and the mean of those of its halves, where both are as different as can be.
+
+    At the start, a model answers all samples alike, and whatever a loss divides by, nobody would see it.
+    """
+
+    def losses(outputs: Any, targets: Any) -> tuple[float, float]:
+        halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]
+        return float(objective.loss(outputs, targets)), sum(halves) / 2
+
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(tensor: Tensor) -> Tensor:
+        tensor = tensor.cpu()
+        return tensor + torch.randn(tensor.shape, generator=generator) if tensor.is_floating_point() else tensor
+
+    try:
+        # On the CPU: another device that is given what it does not expect may answer nothing any more.
+        found = losses(apply_to_tensor(outputs, noisy), apply_to_tensor(targets, Tensor.cpu))
+    except Exception:  # noqa: BLE001 - a loss may want numbers of some range, or have some of its own on the device
+        found = (math.nan, math.nan)
+    return found if all(map(math.isfinite, found)) else losses(outputs, targets)

@@ -13,6 +13,9 @@ class WeightAverage:
     """Averages over the ranks the weights, and what the optimizer remembers of each of them, such as momentum.
 
     Afterwards all ranks are equal, so that a checkpoint of one of them is that of all.
+
+    Args:
+        model: what learns, and what follows it, such as a moving average of its weights.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: Engine) -> None:

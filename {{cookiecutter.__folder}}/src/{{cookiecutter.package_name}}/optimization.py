@@ -25,11 +25,12 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     """
     optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
-    for group in optimizer.param_groups:
+    several = len(optimizer.param_groups) > 1
+    for number, group in enumerate(optimizer.param_groups):
         logger.info(
             "optimizer: %s%s, lr %g x %g = %g (lr_scaling %s), warm-up %s, then %s",
             type(optimizer).__name__,
-            f" of {group['name']}" if "name" in group else "",
+            f" of {group.get('name', f'group {number}')}" if several or "name" in group else "",
             group["lr"],
             factor,
             group["lr"] * factor,

@@ -175,9 +175,10 @@ class RunDirectory:
         """Add one evaluation to metrics.jsonl."""
         self.records.append(record)
         if self.writes:
-            if not may_be_best(record):
-                value = record[f"val_{objective.SCORE}"]
-                logger.warning("val_%s is %s, so that this evaluation cannot be the best", objective.SCORE, value)
+            broken = [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]
+            if broken:
+                best = "" if may_be_best(record) else ", so that this evaluation cannot be the best"
+                logger.warning("%s: not a number%s; look at the validation data", ", ".join(broken), best)
             for listener in self.listeners:
                 listener(record)
             lines = "".join(storage.to_json(record) + "\n" for record in self.records)

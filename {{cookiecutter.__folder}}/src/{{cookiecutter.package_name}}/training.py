@@ -25,7 +25,7 @@ from .engines import create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
-from .introduction import introduce, tell_of_draws, tell_of_loss, title_of
+from .introduction import compare_data, introduce, tell_of_draws, tell_of_loss, title_of
 from .local_sgd import WeightAverage
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
@@ -64,6 +64,7 @@ def train(run: RunDirectory, config: Config) -> int:
             "the gradients of several losses are averaged as they are, after each: set distributed.compression to none and "
             "distributed.strategy to ddp"
         )
+    compare_data(data, config)
     create_metrics(objective)  # a score that is not among them is told of now, not after the first epoch
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
     train_loader = create_loader(data.train, batches, config.data.num_workers)
@@ -93,6 +94,8 @@ def train(run: RunDirectory, config: Config) -> int:
         average = EMAHandler(plain_model, 1 - config.optim.ema_decay)
         average.attach(trainer)
         measured = state["average"] = average.ema_model
+    # What has to be equal on all ranks; a list counts each module once.
+    kept = nn.ModuleList([plain_model, measured])
     save_last, save_best = checkpoints.create_checkpoints(run, trainer, state, measured)
 
     resumed_from = checkpoints.checkpoint_to_resume(run)
@@ -119,13 +122,13 @@ def train(run: RunDirectory, config: Config) -> int:
         run.refuse_changes()
         logger.info("%s is complete: raise train.epochs to train longer, or choose another train.run_dir", run.path)
         # It may have been killed between its last checkpoint and its summary.
-        return 0 if run.is_finished(trainer.state.iteration) else finish(run, plain_model, resumed_from, title_of(data))
+        return 0 if run.is_finished(trainer.state.iteration) else finish(run, kept, resumed_from, title_of(data))
 
     run.begin()
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":
-        weight_average = WeightAverage(plain_model, optimizer, trainer)
+        weight_average = WeightAverage(kept, optimizer, trainer)
         # At log points too, where a signal may stop the training: a resumed one averages as often as any other.
         weight_average.attach(config.distributed.average_every, config.train.log_every)
 
@@ -206,7 +209,7 @@ def train(run: RunDirectory, config: Config) -> int:
         run.mark_stopped()
         # On other nodes, this node's supervision may not see the mark in time.
         return 0 if os.environ.get(SUPERVISED) and idist.get_nnodes() == 1 else EXIT_RESUMABLE
-    return finish(run, plain_model, resumed_from, title_of(data))
+    return finish(run, kept, resumed_from, title_of(data))
 
 
 def prepare(

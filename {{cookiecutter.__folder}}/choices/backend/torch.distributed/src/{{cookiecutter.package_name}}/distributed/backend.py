@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +37,7 @@ STEP_AVERAGES = False
 POWERSGD_STARTS_AT = 10
 # How long a process that waits in vain for others asks them whether they wait too.
 ROLL_CALL_S = 3.0
+STORE_IS_SILENT = "the process that keeps the store does not answer: it is that of rank 0, or the launcher"
 
 
 def checks(config: DistributedConfig) -> Iterator[Check]:
@@ -199,8 +201,17 @@ def silent_ranks() -> str:
 
     The first of those that came says it.
     """
-    if not dist.is_initialized():
-        return ""
+    answers: list[str] = []
+    # Where the process that keeps the store hangs too, torch would wait for its answer for ever.
+    asking = threading.Thread(target=lambda: answers.append(_roll_call()), daemon=True)
+    if dist.is_initialized():
+        asking.start()
+        asking.join(3 * ROLL_CALL_S)
+    return answers[0] if answers else STORE_IS_SILENT if asking.is_alive() else ""
+
+
+def _roll_call() -> str:
+    """Return which ranks have not come within a few seconds, if this one is the first of those that have."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
     store.set_timeout(timedelta(seconds=ROLL_CALL_S))
@@ -211,7 +222,7 @@ def silent_ranks() -> str:
             return ""
         gone = [str(other) for other in range(world_size) if not store.check([f"waits/{other}"])]
     except (dist.DistNetworkError, dist.DistStoreError):
-        return "the process that keeps the store does not answer: it is that of rank 0, or the launcher"
+        return STORE_IS_SILENT
     if not gone:
         return ""
     ranks = "rank" if len(gone) == 1 else "ranks"

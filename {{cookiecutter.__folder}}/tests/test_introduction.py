@@ -1,0 +1,67 @@
+"""What is found out before and after the first step, so that nobody trains for hours on a mistake."""
+
+import math
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ignite.distributed as idist
+import pytest
+import torch
+from conftest import call
+from frame import backend, config, errors, introduction, objective, task_data
+from torch.nn.functional import binary_cross_entropy, cross_entropy
+
+ONE = ("--distributed.nproc_per_node", "1")
+SETTINGS = import_module("small.task.settings").TaskConfig()
+
+
+def test_a_loss_that_is_no_mean_shows_even_where_a_model_answers_all_alike() -> None:
+    outputs, targets = torch.zeros(64, 3), torch.arange(64) % 3
+
+    def losses(loss: Any) -> tuple[float, float]:
+        only: Any = SimpleNamespace(loss=loss)
+        return introduction.loss_of_halves(outputs, targets, only)
+
+    whole, mean = losses(cross_entropy)
+    assert whole == pytest.approx(mean, rel=1e-5)
+    assert whole != pytest.approx(math.log(3), rel=1e-3)
+    whole, mean = losses(lambda scores, right: cross_entropy(scores, right, torch.tensor([1.0, 2.0, 5.0])))
+    assert whole != pytest.approx(mean, rel=1e-4)
+
+    # What takes probabilities only gets those of the model.
+    def of_probabilities(scores: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return binary_cross_entropy(scores, torch.zeros_like(scores))
+
+    assert losses(of_probabilities) == (0.0, 0.0)
+
+
+def test_ranks_with_other_data_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    data = task_data.load(SETTINGS)
+    others: list[Any] = []
+    settings = config.Config()
+    monkeypatch.setattr(idist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(backend, "all_gather_object", lambda mine: [mine, others[-1](mine)])
+    monkeypatch.setattr(introduction.logger, "propagate", True)
+    others.append(lambda mine: mine)
+    introduction.compare_data(data, settings)
+    assert not caplog.messages
+    others.append(lambda mine: (mine[0], [*mine[1][1:], 0.0]))
+    introduction.compare_data(data, settings)
+    assert caplog.messages[0].startswith("rank 1 has other samples than rank 0")
+    others.append(lambda mine: ((960, 300), mine[1]))
+    sentence = "rank 1 has 960 training and 300 validation samples, rank 0 1024 training and 300 validation"
+    with pytest.raises(errors.UsageError, match=sentence):
+        introduction.compare_data(data, settings)
+
+
+def test_what_a_task_returns_by_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changing:
+        changing.setattr(import_module("small.training"), "load", lambda settings: ("train", "val"))
+        refused = call("train", "--train.run_dir", str(tmp_path / "tuple"), *ONE)
+    assert (refused.code, refused.errors.count("load in task/data.py returned tuple: return")) == (1, 1), refused.errors
+    monkeypatch.setattr(objective, "loss", lambda outputs, targets: (outputs - targets) ** 2)
+    refused = call("train", "--train.run_dir", str(tmp_path / "vector"), *ONE)
+    assert (refused.code, refused.errors.count("of the shape (64,): return their mean")) == (1, 1), refused.errors
+    assert "Traceback" not in refused.errors
