@@ -27,6 +27,9 @@ from .randomness import has_drawn
 
 logger = logging.getLogger(__package__)
 
+# Noise is added to no more outputs than this, which takes a second; more, such as scores of many words, stay as they are.
+MOST_OUTPUTS = 10**7
+
 
 def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int, steps: int) -> None:
     """Log the data, the model, the length of the training, and layers that depend on the number of processes."""
@@ -177,6 +180,8 @@ def loss_of_halves(outputs: Any, targets: Any, objective: Objective) -> tuple[fl
         halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]
         return float(objective.loss(outputs, targets)), sum(halves) / 2
 
+    if sum(part.numel() for part in pytree.tree_leaves(outputs) if isinstance(part, Tensor)) > MOST_OUTPUTS:
+        return losses(outputs, targets)
     generator = torch.Generator().manual_seed(0)
 
     def noisy(tensor: Tensor) -> Tensor:
