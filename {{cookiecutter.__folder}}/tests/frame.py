@@ -1,6 +1,7 @@
 """The package's modules, with the small task in the place of yours: what tests/ imports, once for all tests."""
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ objective = import_module("small.task.objective")
 task_data = import_module("small.task.data")
 task_model = import_module("small.task.model")
 
+NO_DATA = SimpleNamespace(train=(), val=())
+
 __all__ = [
+    "NO_DATA",
     "backend",
     "batches",
     "binding",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run, call, launch, train
-from frame import backend, binding, config, evaluation, objective, task_model
+from frame import NO_DATA, backend, binding, config, evaluation, objective, task_model
 from ignite.metrics import MeanAbsoluteError, MetricsLambda
 from ignite.metrics.regression.median_absolute_error import MedianAbsoluteError
 from torch import nn
@@ -100,7 +100,8 @@ def test_metrics_are_the_same_for_any_number_of_processes(
 )
 def test_a_metric_that_needs_all_samples_is_known(metrics: str, needs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_METRICS", metrics)
-    assert any(map(evaluation.needs_all_samples, evaluation.create_metrics(binding.bind(None, None)).values())) == needs
+    metrics_of_task = evaluation.create_metrics(binding.bind(None, NO_DATA))
+    assert any(map(evaluation.needs_all_samples, metrics_of_task.values())) == needs
 
 
 def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +155,7 @@ def test_a_score_that_is_no_number_names_no_best_checkpoint(tmp_path: Path, monk
     run = train(tmp_path / "run", 1, "--train.epochs", "1")
     assert run.summary["best"]["checkpoint"] is None
     assert not list((run.path / "checkpoints").glob("best_*"))
-    assert "val_nothing is nan, so that this evaluation cannot be the best" in run.log
+    assert "val_nothing: not a number, so that this evaluation cannot be the best" in run.log
     assert "there is no best checkpoint" in run.log
     # What is no number is null in JSON.
     evaluated = json.loads(call("evaluate", "--checkpoint", str(run.checkpoint()), *ONE).output)

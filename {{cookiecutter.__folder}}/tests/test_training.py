@@ -24,6 +24,7 @@ import torch
 import yaml
 from conftest import FOLDERS, Run, call, run, train
 from frame import (
+    NO_DATA,
     backend,
     binding,
     config,
@@ -217,7 +218,7 @@ def test_each_of_several_losses_updates_its_own_group_in_turn() -> None:
         # By now the first weight is 0.9.
         yield "two", (model["first"](batch) * model["second"](batch)).mean()
 
-    in_turns = replace(binding.bind(None, None), losses=losses)
+    in_turns = replace(binding.bind(None, NO_DATA), losses=losses)
     groups = [{"name": "one", "params": [first.weight]}, {"name": "two", "params": [second.weight]}]
     optimizer = torch.optim.SGD(groups, 0.1)
     scaler = torch.amp.GradScaler(enabled=False)
@@ -335,7 +336,7 @@ def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.Monk
         model = Drawn()
         optimizer = torch.optim.SGD([model.weight], 0.1)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
-        trainer = engines.create_trainer(model, optimizer, scaler, config.Config(), binding.bind(None, None), OFF)
+        trainer = engines.create_trainer(model, optimizer, scaler, config.Config(), binding.bind(None, NO_DATA), OFF)
         trainer.run([{"x": torch.ones(2, 3), "y": torch.ones(2)}] * 2)
     assert len(set(drawn)) == 4
     assert drawn[2:4] == drawn[4:6]
