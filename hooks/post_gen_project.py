@@ -34,21 +34,26 @@ def chosen_folders() -> Iterator[Path]:
                 )
 
 
-def lay(folder: Path) -> None:
-    """Move the files of one folder to where they belong in the project."""
+def lay(folder: Path, laid: set[Path]) -> None:
+    """Move the files of one folder to where they belong in the project, and add these to ``laid``.
+
+    A file of an earlier project is replaced: whoever bakes over one has asked for that (--overwrite-if-exists).
+    """
     for source in sorted(folder.rglob("*")):
         path = source.relative_to(folder)
         if source.is_dir() or path.parts[0] in RESERVED:
             continue
-        if path.exists():
+        if path in laid:
             sys.exit(f"ddl-template: {source} would replace {path}, which another choice brings too.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        source.rename(path)
+        source.replace(path)
+        laid.add(path)
 
 
 if __name__ == "__main__":
+    laid: set[Path] = set()
     for chosen in chosen_folders():
-        lay(chosen)
+        lay(chosen, laid)
     shutil.rmtree(CHOICES)
 
     backend, launcher, slug = answer("backend"), answer("launcher"), ANSWERS["project_slug"]

@@ -187,7 +187,7 @@ def test_the_chosen_folders_are_laid_over_the_project_and_nothing_else(lay: Lay,
 
 
 @pytest.mark.parametrize(
-    "other", ["docs/page.md", "choices/backend/torch/docs/page.md", "choices/launcher/spawn/docs/page.md"]
+    "other", ["choices/backend/torch/docs/page.md", "choices/launcher/spawn/docs/page.md"]
 )
 def test_two_sources_for_one_path_are_refused(lay: Lay, other: str) -> None:
     done = lay({"choices/backend/gloo/docs/page.md": "one", other: "two"})
@@ -196,6 +196,29 @@ def test_two_sources_for_one_path_are_refused(lay: Lay, other: str) -> None:
         r"ddl-template: choices/\S+ would replace docs/page\.md, which another choice brings too\.\n",
         done.stderr,
     )
+
+
+def test_no_choice_brings_a_file_that_every_project_has() -> None:
+    names = [Path(name) for name, _ in texts()]
+    common = {name for name in names if name.parts[0] != "choices"}
+    brought = [name.relative_to(name.parents[-4]) for name in names if name not in common]
+    brought += [path.relative_to(path.parents[-4]) for path in brought if path.parts[0] == "with"]
+    assert Path("docs/torchrun.md") in brought
+    assert common.isdisjoint(brought)
+
+
+def test_a_project_is_baked_over_an_earlier_one(tmp_path: Path) -> None:
+    options = ("--no-input", "--overwrite-if-exists", "--output-dir", tmp_path, ROOT)
+    project = tmp_path / "my-ddl-project"
+    page = project / "docs" / "torchrun.md"
+    baked = []
+    for _ in range(2):
+        done = run(sys.executable, "-m", "cookiecutter", *options, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        baked.append(page.read_text())
+        page.write_text("of an earlier version")
+    assert baked[0] == baked[1]
+    assert not (project / "choices").exists()
 
 
 def test_the_stored_answers_hold_every_question_and_nothing_else(projects: list[BakedProject]) -> None:

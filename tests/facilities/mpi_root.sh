@@ -16,10 +16,14 @@ fi
 
 # Where this machine gets its own packages; elsewhere than on Debian, debootstrap's default.
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m 1 '/debian/\?$' || true)
-rm -rf "$root"
-mkdir -p "$root"
-# automake: debootstrap does not see that it is the automake-1.17 which one of the others needs.
-debootstrap --variant=minbase --include=python3-torch,python3-venv,openmpi-bin,automake,ca-certificates \
-  trixie "$root" ${mirror:+"$mirror"}
+make_root() {
+  rm -rf "$root"
+  mkdir -p "$root"
+  # automake: debootstrap does not see that it is the automake-1.17 which one of the others needs.
+  debootstrap --variant=minbase --include=python3-torch,python3-venv,openmpi-bin,automake,ca-certificates \
+    trixie "$root" ${mirror:+"$mirror"}
+}
+# debootstrap gives up at the first download that fails.
+make_root || make_root
 rm -rf "$root"/var/cache/apt/archives/*.deb
 touch "$root/ready"
