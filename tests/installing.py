@@ -135,10 +135,12 @@ class Installer:
         with one_at_a_time(root):
             made = subprocess.run(make, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
         assert made.returncode == 0, made.stdout[-2000:] + made.stderr
-        project = root / "work" / str(target)
+        # Another worker may test the same target.
+        name = f"{target}-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+        project = root / "work" / name
         shutil.rmtree(project, ignore_errors=True)
         shutil.copytree(baked.path, project)
-        enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{target}")
+        enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{name}")
         kept = ("PATH", "SSL_CERT_FILE")
         environment = {key: os.environ[key] for key in kept if key in os.environ}
         installed = Installed(project, baked.package, environment, enter)
