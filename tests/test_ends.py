@@ -108,6 +108,39 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     assert (run / "stopped").exists()
 
 
+def test_a_signal_before_the_other_processes_are_started_is_passed_on(
+    install: Installer, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    command = ["scripts/train.sh", *LONG, "--train.run_dir", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command,
+        cwd=project.path,
+        env=project.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def keeps_the_signal() -> bool:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        assert caught
+        return bool(int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+
+    try:
+        wait_for(keeps_the_signal, "the first process to begin")
+        process.send_signal(signal.SIGUSR1)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        for pid in processes_with(str(tmp_path / "run")):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    assert (process.returncode, errors) == (
+        1,
+        "error: stopped before the first step: start again to resume\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [("torchrun", "RANK=1"), pytest.param("horovodrun", "HOROVOD_RANK=1", marks=pytest.mark.horovod)],

@@ -58,6 +58,9 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     # Also Ctrl-C, which a terminal sends to the children too: once more does no harm.
     for number in early_signals.STOP_SIGNALS:
         signal.signal(number, pass_on)
+    if early_signals.received:
+        # It came before there was anyone to pass it on to.
+        pass_on(signal.SIGUSR1, None)
     try:
         while not children.join():
             pass
