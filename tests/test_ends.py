@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import cluster
 import pytest
@@ -18,6 +19,17 @@ from launching import listening_addresses, processes_with, wait_for
 pytestmark = pytest.mark.executed
 
 LONG = ["--task.width", "8", "--train.epochs", "2000"]
+
+
+@contextmanager
+def killed_at_last(process: subprocess.Popen[Any], run: Path) -> Iterator[None]:
+    """Whatever of a training is left after the ``with`` block is killed."""
+    try:
+        yield
+    finally:
+        for pid in processes_with(str(run)):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextmanager
@@ -35,13 +47,10 @@ def training(project: Installed, run: Path, *settings: str) -> Iterator[subproce
             stderr=log,
             start_new_session=True,
         )
-    try:
+    with killed_at_last(process, run):
         wait_for(lambda: metrics.exists() and metrics.read_text() > before, "an epoch")
         yield process
         wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
-    finally:
-        for pid in processes_with(str(run)):
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +98,10 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     # What a shell starts in the background would ignore Ctrl-C.
     command = ["env", "--default-signal=INT", "scripts/train.sh", *LONG, "--train.run_dir", str(run)]
     process = subprocess.Popen(command, cwd=project.path, env=project.environment, start_new_session=True)
-    try:
+    with killed_at_last(process, run):
         wait_for((run / "log.txt").exists, "the processes to have met")
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=60) != 0
-    finally:
-        for pid in processes_with(str(run)):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
     run = tmp_path / "twice"
     with training(project, run) as process:
         os.killpg(process.pid, signal.SIGINT)
@@ -127,14 +132,10 @@ def test_a_signal_before_the_other_processes_are_started_is_passed_on(
         assert caught
         return bool(int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1)
 
-    try:
+    with killed_at_last(process, tmp_path / "run"):
         wait_for(keeps_the_signal, "the first process to begin")
         process.send_signal(signal.SIGUSR1)
         _, errors = process.communicate(timeout=60)
-    finally:
-        for pid in processes_with(str(tmp_path / "run")):
-            os.kill(pid, signal.SIGKILL)
-        process.wait()
     assert (process.returncode, errors) == (
         1,
         "error: stopped before the first step: start again to resume\n",
