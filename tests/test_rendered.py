@@ -33,7 +33,7 @@ FILES: dict[Condition, str] = {
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
         docs/speed.md docs/your-own-task.md
-        src/PKG/__init__.py src/PKG/__main__.py src/PKG/batches.py src/PKG/binding.py src/PKG/checks.py src/PKG/collectives.py
+        src/PKG/__init__.py src/PKG/__main__.py src/PKG/background.py src/PKG/batches.py src/PKG/binding.py src/PKG/checks.py src/PKG/collectives.py
         src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
         src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/introduction.py
         src/PKG/launch.py src/PKG/loader_server.py src/PKG/local_sgd.py src/PKG/meter.py src/PKG/optimization.py src/PKG/profiling.py src/PKG/randomness.py src/PKG/run_directory.py
@@ -99,7 +99,7 @@ WORDS: dict[str, Callable[[Target], bool]] = {
 EXCEPTIONS = [
     (r".*/config\.py", r"Literal\[.*\]", "one set of settings for all targets"),
     (
-        r".*/(batches|evaluation|distributed/__init__)\.py",
+        r".*/(batches|checkpoints|evaluation|distributed/__init__)\.py",
         r"torch\.cuda\.\w+|device\.type == \"\w+\"",
         "one source, every device",
     ),

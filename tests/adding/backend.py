@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ignite.distributed as idist
 import torch
@@ -14,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import storage
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
@@ -105,16 +103,3 @@ def all_gather_object(value: Value) -> list[Value]:
     if dist.is_initialized():
         dist.all_gather_object(values, value)
     return values
-
-
-def save(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write the checkpoint to ``path``; every rank must call it."""
-    if idist.get_rank() == 0:
-        with storage.replacing(path) as file:
-            torch.save(checkpoint, file)
-
-
-def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return saved

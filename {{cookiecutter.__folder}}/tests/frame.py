@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from {{ cookiecutter.package_name }} import (
         batches,
         binding,
+        checkpoints,
         checks,
         command_line,
         config,
@@ -32,6 +33,7 @@ else:
     from small import (
         batches,
         binding,
+        checkpoints,
         checks,
         command_line,
         config,
@@ -65,6 +67,7 @@ __all__ = [
     "backend",
     "batches",
     "binding",
+    "checkpoints",
     "checks",
     "command_line",
     "config",

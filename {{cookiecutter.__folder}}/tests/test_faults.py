@@ -7,12 +7,15 @@ import logging
 import os
 import re
 import shutil
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import FOLDERS, call, reason_not_to_start, run, train
-from frame import batches, distributed, errors, objective, run_directory, storage
+from frame import batches, checkpoints, distributed, errors, objective, storage
 
 ONE = ("--distributed.nproc_per_node", "1")
 # Whose course does not depend on its length.
@@ -82,8 +85,65 @@ def test_a_full_disk_leaves_the_older_checkpoints(tmp_path: Path) -> None:
     assert parts.records[-1]["val_loss"] == whole.records[-1]["val_loss"]
 
 
+def test_a_checkpoint_is_that_of_its_step_although_it_is_written_during_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (*CONSTANT, "--train.evaluate_every", "100 steps", "--train.max_iterations", "200")
+    expected = train(tmp_path / "expected", 1, *settings, "--train.async_save", "false")
+    write, loss = checkpoints.write, objective.loss
+    steps: list[bool] = []
+    seen: list[bool] = []
+    begun, continued = threading.Event(), threading.Event()
+
+    def slow(content: Mapping[str, Any], path: Path, outdated: list[Path]) -> None:
+        if path.name == "best_100.pt":
+            begun.set()
+            seen.append(continued.wait(timeout=30))
+        write(content, path, outdated)
+
+    def counting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        steps.append(begun.is_set())
+        if sum(steps) == 3:
+            continued.set()
+        result: torch.Tensor = loss(outputs, targets)
+        return result
+
+    monkeypatch.setattr(checkpoints, "write", slow)
+    monkeypatch.setattr(objective, "loss", counting)
+    found = train(tmp_path / "found", 1, *settings)
+    assert seen == [True]
+    for name in ("last_100.pt", "last_200.pt"):
+        one, other = (torch.load(run.path / "checkpoints" / name, weights_only=True) for run in (expected, found))
+        for part in ("model", "optimizer"):
+            assert_equal(one[part], other[part])
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Require nested containers to be equal, tensors bit for bit."""
+    if isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        for name, part in one.items():
+            assert_equal(part, other[name])
+    else:
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training_at_the_next_log_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(content: Mapping[str, Any], path: Path, outdated: list[Path]) -> None:
+        raise storage.unwritable(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    monkeypatch.setattr(checkpoints, "write", failing)
+    settings = ("--train.evaluate_every", "1000 steps", "--train.save_every", "500 steps", "--train.epochs", "63")
+    ended = call("train", "--train.run_dir", str(tmp_path / "run"), *settings, *ONE)
+    assert (ended.code, ended.errors.count("last_500.pt cannot be written (No space left on device)")) == (1, 1)
+    steps = [json.loads(line)["iteration"] for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    assert 500 <= steps[-1] < 1000
+
+
 def test_a_log_that_cannot_be_written_ends_the_training_too(tmp_path: Path) -> None:
-    handler = run_directory.LogFile(tmp_path / "log.txt")
+    handler = storage.LogFile(tmp_path / "log.txt")
     handler.stream = open("/dev/full", "w")  # noqa: SIM115 - the handler closes it
     with pytest.raises(errors.UsageError, match=r"log.txt cannot be written \(No space left on device\)"):
         handler.emit(logging.makeLogRecord({"msg": "a line"}))

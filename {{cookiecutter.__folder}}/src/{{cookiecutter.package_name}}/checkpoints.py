@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
+import importlib.util
 import logging
 import pickle
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ignite.distributed as idist
+import torch
 from ignite.engine import Engine
 from ignite.handlers import Checkpoint
 from ignite.handlers.checkpoint import BaseSaveHandler
-from torch import nn
+from torch import Tensor, nn
 
 from . import collectives, storage
-from .distributed import backend
+from .distributed import hardware, transport
 from .errors import UsageError
 from .run_directory import RunDirectory, score
 from .storage import saved_checkpoints, step_of
@@ -39,7 +44,7 @@ def create_checkpoints(
     suffix = "" if collectives.is_shared_out(measured) else ".pt"
     best = Checkpoint(
         {"model": measured, "trainer": trainer},
-        Saver(run.checkpoints),
+        Saver(run),
         filename_pattern="best_{global_step}" + suffix,
         global_step_transform=step,
         score_function=lambda engine: score(run.records[-1]),
@@ -47,7 +52,7 @@ def create_checkpoints(
     )
     last = Checkpoint(
         {**state, "best": best},
-        Saver(run.checkpoints),
+        Saver(run),
         filename_pattern="last_{global_step}" + suffix,
         global_step_transform=step,
         n_saved=2,
@@ -57,27 +62,79 @@ def create_checkpoints(
 
 
 class Saver(BaseSaveHandler):
-    """Writes checkpoints to ``folder``, from rank 0, and removes old ones: only when the new one is on the disk."""
+    """Writes the checkpoints of a run, from rank 0, and removes old ones: only when the new one is on the disk."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
         self.outdated: list[str] = []
 
     def __call__(self, checkpoint: Mapping[str, Any], filename: str, metadata: Mapping[str, Any] | None = None) -> None:
-        """Write ``checkpoint``; every rank must call it.
+        """Write ``checkpoint``, or begin to; every rank must call it.
 
         Raises:
             UsageError: if it cannot be written; the older ones are still there.
         """
-        backend.save(checkpoint, self.folder / filename)
-        for name in self.outdated if idist.get_rank() == 0 else ():
-            if name != filename:
-                storage.remove(self.folder / name)
+        path = self.run.checkpoints / filename
+        outdated = [path.with_name(name) for name in self.outdated if name != filename]
         self.outdated.clear()
+        if not path.suffix:
+            sharding().save(checkpoint, path)
+            collectives.rank_zero_only(partial(remove_all, outdated))
+            return
+        # A rank that writes nothing may have to take part in what the weights are computed from.
+        hardware.synchronize()
+        if self.run.writes:
+            asynchronous = self.run.config.train.async_save
+            content = on_cpu(checkpoint, {}, copied=asynchronous)
+            work = partial(write, content, path, outdated)
+            if asynchronous:
+                self.run.background.begin(work)
+            else:
+                work()
 
     def remove(self, filename: str) -> None:
         """Remember to remove ``filename``: ignite asks for that before it gives the new checkpoint."""
         self.outdated.append(filename)
+
+
+def write(content: Mapping[str, Any], path: Path, outdated: list[Path]) -> None:
+    """Write a checkpoint, and then remove older ones.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    with storage.replacing(path) as file:
+        torch.save(content, file)
+    remove_all(outdated)
+
+
+def remove_all(paths: list[Path]) -> None:
+    """Remove files or folders."""
+    for path in paths:
+        storage.remove(path)
+
+
+def on_cpu(nested: Any, done: dict[Any, Tensor], copied: bool) -> Any:
+    """Return nested containers with their tensors on the CPU; if ``copied``, as they are now, whatever becomes of them.
+
+    ``done`` are those that were moved already: weights that two modules share are written once.
+    """
+    if isinstance(nested, Tensor):
+        # Not every device tells addresses.
+        place = id(nested) if nested.device.type == "xla" else nested.data_ptr()
+        key = (place, nested.shape, nested.stride(), nested.dtype)
+        if key not in done:
+            done[key] = nested.detach().to("cpu", copy=copied)
+        return done[key]
+    if isinstance(nested, Mapping):
+        # With the attributes that torch gives a state dict.
+        result: Any = copy.copy(nested)
+        for name, part in nested.items():
+            result[name] = on_cpu(part, done, copied)
+        return result
+    if isinstance(nested, list | tuple):
+        return type(nested)(on_cpu(part, done, copied) for part in nested)
+    return nested
 
 
 def checkpoint_to_resume(run: RunDirectory) -> Path | None:
@@ -134,16 +191,41 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
     if damage := storage.damage(path):
         raise UsageError(f"{path} is damaged, or is no checkpoint ({damage}): choose another one of a run")
     try:
-        saved = backend.load(path, objects)
+        saved = read(path, objects)
         if objects.keys() == {"model"} and "average" in saved:
             # What was measured.
             saved = {"model": saved["average"]}
         Checkpoint.load_objects(objects, saved)
+    except UsageError:
+        raise
     except pickle.UnpicklingError:
         raise UsageError(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
     except Exception as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
         raise UsageError(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
+
+
+def read(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
+    models = [part for part in objects.values() if isinstance(part, nn.Module)]
+    saved: dict[str, Any]
+    if path.is_dir() or any(map(collectives.is_shared_out, models)):
+        saved = sharding().load(path, objects)
+    else:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    return saved
+
+
+def sharding() -> Any:
+    """Return the module that writes and reads checkpoints of all ranks together.
+
+    Raises:
+        UsageError: if this project has none.
+    """
+    name = f"{__package__}.sharding"
+    if importlib.util.find_spec(name) is None:
+        raise UsageError(f"a folder is a checkpoint of fsdp2, which {transport.NAME} does not have: choose a file")
+    return importlib.import_module(name)
 
 
 def take_stock(folder: Path, *checkpoints: Checkpoint) -> None:

@@ -86,6 +86,8 @@ class TrainConfig:
     """how often to measure, and to save a checkpoint: epochs or steps, such as 500 steps; the end is always measured"""
     save_every: str | None = None
     """how often to save a checkpoint also between evaluations: epochs or steps"""
+    async_save: bool = True
+    """write checkpoints while the next steps are taken, from a copy in the host's memory; not with fsdp2"""
     patience: int | None = None
     """end the training after so many evaluations in a row without a better score; null trains to the end"""
     seed: int = 0

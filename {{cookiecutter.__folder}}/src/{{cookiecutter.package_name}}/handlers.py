@@ -127,6 +127,7 @@ def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Mo
     if math.isfinite(loss) and not broken:
         return
     what = "weights are not numbers" if math.isfinite(loss) else f"loss is {loss:g}"
+    run.background.wait()
     saved = storage.saved_checkpoints(run.checkpoints, "last")
     then = f"resumes from {saved[-1]}, which is from before" if saved else "begins anew, as none was saved"
     raise UsageError(

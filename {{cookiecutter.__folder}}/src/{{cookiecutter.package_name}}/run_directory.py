@@ -15,6 +15,7 @@ import ignite.distributed as idist
 import yaml
 
 from . import collectives, distributed, storage
+from .background import Background
 from .config import Config, changed_settings, to_dict
 from .curves import draw_curves
 from .distributed import hardware, launcher
@@ -27,17 +28,8 @@ logger = logging.getLogger(__package__)
 Record = dict[str, Any]
 
 # Settings that change where and how fast a training runs, not what it learns.
-HARMLESS = ("distributed.", "data.num_workers ", "train.resume ", "train.run_dir ", "train.log_every ")
-
-
-class LogFile(logging.FileHandler):
-    """Writes log.txt; where it cannot, the training ends as for any other file of the run."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError):
-            raise storage.unwritable(Path(self.baseFilename), error) from None
-        super().handleError(record)
+OF_TRAIN = ("resume", "run_dir", "log_every", "async_save")
+HARMLESS = ("distributed.", "data.num_workers ", *(f"train.{name} " for name in OF_TRAIN))
 
 
 class RunDirectory:
@@ -62,6 +54,7 @@ class RunDirectory:
         self.changes: list[str] = []
         self.warnings: list[str] = []
         self.lock: IO[str] | None = None
+        self.background = Background()
         self.listeners: list[Listener] = []
         _refuse(self._open() if self.writes else "", exit_code=1)
         self._start_logging()
@@ -100,7 +93,8 @@ class RunDirectory:
             return []
 
     def close(self) -> None:
-        """Let others write the folder."""
+        """Let others write the folder, when this process has written all."""
+        self.background.close()
         if self.lock:
             self.lock.close()
 
@@ -116,7 +110,7 @@ class RunDirectory:
         # Where a bar moves, it says what the line of every log point would.
         handlers[0].setLevel(logging.INFO if sys.stderr.isatty() else logging.DEBUG)
         if self.writes:
-            handlers.append(LogFile(self.path / "log.txt"))
+            handlers.append(storage.LogFile(self.path / "log.txt"))
         for handler in handlers:
             handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))
             logger.addHandler(handler)
@@ -185,7 +179,12 @@ class RunDirectory:
             storage.write(self.path / "metrics.jsonl", lines)
 
     def append_step(self, record: Record) -> None:
-        """Add one line to steps.jsonl."""
+        """Add one line to steps.jsonl.
+
+        Raises:
+            UsageError: if it cannot be written, or something else could not since the last one.
+        """
+        self.background.check()
         if self.writes:
             for listener in self.listeners:
                 listener(record)

@@ -6,11 +6,13 @@ import csv
 import fcntl
 import io
 import json
+import logging
 import math
 import os
 import platform
 import re
 import shutil
+import sys
 import time
 import zipfile
 import zlib
@@ -152,6 +154,16 @@ def unwritable(path: Path, error: OSError) -> UsageError:
     if not path.parent.exists():
         fix = "somebody has removed its folder; start again"
     return UsageError(f"{path} cannot be written ({error.strerror}): {fix}", 1)
+
+
+class LogFile(logging.FileHandler):
+    """Writes log.txt; where it cannot, the training ends as for any other file of the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            raise unwritable(Path(self.baseFilename), error) from None
+        super().handleError(record)
 
 
 def remove_drafts(folder: Path) -> None:

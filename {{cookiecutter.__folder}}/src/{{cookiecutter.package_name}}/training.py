@@ -133,6 +133,8 @@ def train(run: RunDirectory, config: Config) -> int:
         weight_average.attach(config.distributed.average_every, config.train.log_every)
 
     def agree() -> None:
+        # The memory holds one copy of a checkpoint at a time.
+        run.background.wait()
         # What belongs to all ranks, before one of them writes it or each measures its part.
         if weight_average:
             weight_average.average()
@@ -146,6 +148,10 @@ def train(run: RunDirectory, config: Config) -> int:
         save_last(engine)
         meter.restart_clock()
         stopwatch.begin("loop")
+
+    def save_for_good(engine: Engine) -> None:
+        save(engine)
+        run.background.wait()
 
     def evaluate_and_save() -> None:
         stopwatch.begin("evaluation")
@@ -201,10 +207,11 @@ def train(run: RunDirectory, config: Config) -> int:
         elif step % save_every == 0:
             save(trainer)
 
-    signals.attach(trainer, save, config.train.log_every, last_step)
+    signals.attach(trainer, save_for_good, config.train.log_every, last_step)
     profile = profiled(trainer, stopwatch, plain_model, config, run.path / "profile")
     with step_log.shown(), signals.caught(), closing(train_loader, val_loader), told_with_step(trainer), profile:
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
+    run.background.wait()
     if signals.stopped:
         run.mark_stopped()
         # On other nodes, this node's supervision may not see the mark in time.

@@ -8,9 +8,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ignite.distributed as idist
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import storage
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
@@ -175,16 +173,3 @@ def all_gather_object(value: Value) -> list[Value]:
     # By a name of its own: the default is that of the type, and ranks with values of different types would wait for ever.
     values: list[Value] = hvd.allgather_object(value, name="values")
     return values
-
-
-def save(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write the checkpoint to ``path``; every rank must call it."""
-    if idist.get_rank() == 0:
-        with storage.replacing(path) as file:
-            torch.save(checkpoint, file)
-
-
-def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return saved

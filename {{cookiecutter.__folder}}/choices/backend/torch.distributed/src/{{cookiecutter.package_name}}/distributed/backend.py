@@ -8,10 +8,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ignite.distributed as idist
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 
-from .. import collectives, storage
+from .. import collectives
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
@@ -253,25 +252,3 @@ def all_gather_object(value: Value) -> list[Value]:
     if dist.is_initialized():
         dist.all_gather_object(values, value)
     return values
-
-
-def save(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write the checkpoint to ``path``; every rank must call it."""
-    if not path.suffix:
-        from .. import sharding
-
-        sharding.save(checkpoint, path)
-    elif idist.get_rank() == 0:
-        with storage.replacing(path) as file:
-            torch.save(checkpoint, file)
-
-
-def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
-    models = [part for part in objects.values() if isinstance(part, nn.Module)]
-    if path.is_dir() or any(map(collectives.is_shared_out, models)):
-        from .. import sharding
-
-        return sharding.load(path, objects)
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return saved

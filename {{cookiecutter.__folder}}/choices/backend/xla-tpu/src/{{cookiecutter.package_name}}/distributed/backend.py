@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ignite.distributed as idist
 import torch
@@ -17,7 +16,6 @@ import torch_xla.runtime as xr
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import storage
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
@@ -113,18 +111,3 @@ def all_reduce_sum(tensor: Tensor) -> None:
 def all_gather_object(value: Value) -> list[Value]:
     """Return the values of all processes, by rank; they are pickled."""
     return [pickle.loads(part) for part in xm.rendezvous("all_gather_object", pickle.dumps(value))]
-
-
-def save(checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Write the checkpoint to ``path``; every rank must call it."""
-    if idist.get_rank() > 0:
-        xm.save(checkpoint, None, global_master=True)
-        return
-    with storage.replacing(path) as file:
-        xm.save(checkpoint, file, global_master=True)
-
-
-def load(path: Path, objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint at ``path``, which is to be loaded into ``objects``."""
-    saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return saved

@@ -1,0 +1,41 @@
+"""Work that is done beside the training, such as writing a checkpoint while the next steps are taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class Background:
+    """Does one piece of work after another, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1)
+        self._begun: deque[Future[object]] = deque()
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Do ``work`` when all that was begun before is done."""
+        self._begun.append(self._worker.submit(work))
+
+    def check(self) -> None:
+        """Look at what is done by now.
+
+        Raises:
+            Exception: what a piece of work has raised.
+        """
+        while self._begun and self._begun[0].done():
+            self._begun.popleft().result()
+
+    def wait(self) -> None:
+        """Wait until all is done.
+
+        Raises:
+            Exception: what a piece of work has raised.
+        """
+        while self._begun:
+            self._begun.popleft().result()
+
+    def close(self) -> None:
+        """Wait until all is done, whatever becomes of it: the training has ended, and told why."""
+        self._worker.shutdown()
