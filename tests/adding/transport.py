@@ -8,3 +8,4 @@ MAY_BE_MISSING = False  # so that it has to be looked for before a training star
 FIX = "install a torch that was built with gloo"
 COMPRESSIONS = {"byhand": ("none",)}
 STRATEGIES = ("ddp",)
+BUCKETS = False

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from {{ cookiecutter.package_name }} import (
+        acceleration,
         batches,
         binding,
         checkpoints,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from {{ cookiecutter.package_name }}.distributed import backend
 else:
     from small import (
+        acceleration,
         batches,
         binding,
         checkpoints,
@@ -64,6 +66,7 @@ NO_DATA = SimpleNamespace(train=(), val=())
 
 __all__ = [
     "NO_DATA",
+    "acceleration",
     "backend",
     "batches",
     "binding",

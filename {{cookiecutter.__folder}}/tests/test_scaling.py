@@ -59,9 +59,14 @@ def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(tmp_pa
         assert numbers("fsdp2", "weights") == numbers("fsdp2", "gradients") == share
         assert numbers("fsdp2", "gathered") == 2 * weights
         assert weights / 2 < numbers("zero1", "optimizer") < 2 * weights
-    refused = call("scaling", *asked[:3], "5", *asked[3:], "--train.run_dir", str(tmp_path))
-    assert refused.code == 2
-    assert refused.errors.count("\n") == 1
+    # Of each of its four blocks, what goes in, and what goes into the last layer.
+    again = ("--train.activation_checkpointing", "true", "--train.run_dir", str(tmp_path))
+    assert call("scaling", *asked, *again).code == 0
+    with (tmp_path / "simulated.csv").open() as file:
+        rows = {row["strategy"]: row for row in csv.DictReader(file)}
+    assert numbers("ddp", "activations") == pytest.approx(16 * (3 + 3 * 64 + 64 + 2), rel=0.02)
+    refused = call("scaling", *asked[:2], "5", *asked[3:], "--train.run_dir", str(tmp_path))
+    assert (refused.code, refused.errors.count("is not divisible by 5")) == (2, 1), refused.errors
 
 
 def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -609,7 +609,7 @@ def two_groups(model: nn.Module, settings: config.Config) -> torch.optim.Optimiz
     """Learn the last layer faster than the others, and let its weights decay."""
     decay = 10 * settings.optim.weight_decay
     head = {"params": model.get_submodule("head").parameters(), "lr": 2 * settings.optim.lr, "weight_decay": decay}
-    others = {"params": model.get_submodule("layers").parameters(), "weight_decay": 0.0}
+    others = {"params": model.get_submodule("blocks").parameters(), "weight_decay": 0.0}
     return torch.optim.AdamW([others, head], settings.optim.lr)
 
 

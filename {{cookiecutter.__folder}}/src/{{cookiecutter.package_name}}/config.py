@@ -100,6 +100,14 @@ class TrainConfig:
     """automatic mixed precision"""
     compile: bool = False
     """compile the model with torch.compile"""
+    channels_last: bool = False
+    """keep the channels of each pixel together in memory, with which some devices convolve faster; rounded otherwise"""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """how products of float32 are rounded on a device that has faster ones: high keeps 11 bits or more, medium 8"""
+    activation_checkpointing: bool = False
+    """compute the activations of the model's blocks again in the backward pass instead of keeping them: slower by about a
+    third, for less memory"""
+
     log_every: int = 10
     """steps between two lines of the log and of steps.jsonl, and two looks at stop signals; each waits for the device"""
     profile: Literal["none", "handlers", "basic", "torch"] = "none"
@@ -142,6 +150,10 @@ class DistributedConfig:
     """how gradients travel: in two bytes each instead of four, rounded to 11 bits, or 8; or as the nearest matrices of
     rank 2, which are far smaller"""
 
+    bucket_mib: int = 25
+    """size of the parts in which gradients are exchanged, each as soon as it is complete"""
+    static_graph: bool = False
+    """promise that every step uses the same parameters, which lets the exchange prepare better"""
     sync_batchnorm: bool = False
     """let BatchNorm normalize over the samples of all processes; not for a CPU"""
     timeout_s: float = 600.0
@@ -150,9 +162,11 @@ class DistributedConfig:
     def __post_init__(self) -> None:
         if self.nproc_per_node is not None:
             _require_at_least(1, distributed__nproc_per_node=self.nproc_per_node)
-        _require_at_least(1, distributed__average_every=self.average_every)
+        _require_at_least(1, distributed__average_every=self.average_every, distributed__bucket_mib=self.bucket_mib)
         if self.strategy == "local-sgd" and self.compression != "none":
             raise ValueError("local-sgd exchanges no gradients: leave distributed.compression none")
+        if self.strategy in ("local-sgd", "fsdp2") and (self.static_graph or self.bucket_mib != 25):
+            raise ValueError(f"{self.strategy} has no buckets: leave distributed.bucket_mib 25 and static_graph false")
         if self.timeout_s <= 0:
             raise ValueError(f"distributed.timeout_s must be positive, not {self.timeout_s}")
 
@@ -202,6 +216,8 @@ class Averaging(NamedTuple):
     """type in which they travel"""
     accumulation_steps: int = 1
     """backward passes of each step"""
+    bucket_mib: int = 25
+    static_graph: bool = False
     ready: Callable[[], None] | None = None
     """is called in each step when this process has all its gradients, and only waits for their exchange"""
 
@@ -217,6 +233,8 @@ class Config:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
     def __post_init__(self) -> None:
+        if self.distributed.static_graph and self.optim.accumulation_steps > 1:
+            raise ValueError("a static graph has one backward pass in each step: set optim.accumulation_steps 1")
         if self.distributed.strategy == "fsdp2":
             if self.optim.ema_decay is not None:
                 raise ValueError("fsdp2 keeps no average of the weights: set optim.ema_decay null")

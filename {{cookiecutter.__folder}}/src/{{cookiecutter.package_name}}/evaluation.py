@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from . import collectives, storage
+from .acceleration import accelerate
 from .batches import EvaluationBatches, Share, closing, create_loader
 from .binding import Objective, bind
 from .checkpoints import load_checkpoint
@@ -45,7 +46,7 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
     """
     data = load(config.task)
     batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
-    model = create_model(config.task, data).to(idist.device())
+    model = accelerate(create_model(config.task, data), config.train, learns=False).to(idist.device())
     load_checkpoint(Path(checkpoint), {"model": model})
     loader = create_loader(data.val, batches, config.data.num_workers)
     with closing(loader):

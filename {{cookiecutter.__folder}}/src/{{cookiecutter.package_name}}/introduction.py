@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -115,6 +116,11 @@ def fingerprint(data: Any, seed: int) -> list[float]:
 def title_of(data: Any) -> str:
     """Return what the task calls its data, or the kind of its dataset."""
     return str(getattr(data, "title", type(data.train).__name__))
+
+
+def tell_of_compiling(since: float) -> None:
+    """Log how long the first step took, in which the model is compiled, since a time of ``time.perf_counter``."""
+    logger.info("the first step, which compiles the model, took %.1f s", time.perf_counter() - since)
 
 
 def tell_of_draws(trainer: Engine, config: Config) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.autograd.graph import saved_tensors_hooks
 
 from . import storage
+from .acceleration import accelerate, blocks_of
 from .batches import Reader, TrainingBatches
 from .binding import Objective, bind
 from .checks import batch_check, require
@@ -110,6 +112,8 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
     gathered = 0.0
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         model = create_model(config.task, data)
+        again = list(blocks_of(model)) if config.train.activation_checkpointing else []
+        model = accelerate(model, replace(config.train, compile=False))
         if mesh is not None:
             sizes = sorted(sharding.sizes_of_parts(model), reverse=True)
             gathered = 2 * sizes[0] + (sizes[1] if len(sizes) > 1 else 0)
@@ -121,7 +125,7 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
             keeps = optimizer.optim
         inputs = apply_to_tensor(batch, fake.from_tensor)
         dtype = AUTOCAST_TYPES[config.train.amp]
-        with counted_activations(model) as activations, torch.autocast("cpu", dtype, enabled=dtype is not None):
+        with counted_activations(model, again) as activations, torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss = objective.loss(*objective.forward(model, inputs))
         loss.backward()  # type: ignore[no-untyped-call]
         parts = {
@@ -135,8 +139,12 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
 
 
 @contextmanager
-def counted_activations(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Yield a dictionary that gets the bytes of each tensor that is kept for the backward pass, weights aside."""
+def counted_activations(model: nn.Module, again: list[nn.Module]) -> Iterator[dict[int, int]]:
+    """Yield a dictionary that gets the bytes of each tensor that is kept for the backward pass, weights aside.
+
+    Args:
+        again: modules that keep only their inputs, as they are computed again.
+    """
     found: dict[int, int] = {}
     weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
@@ -146,5 +154,7 @@ def counted_activations(model: nn.Module) -> Iterator[dict[int, int]]:
             found[memory._cdata] = memory.nbytes()
         return tensor
 
+    for module in again:
+        module.register_forward_pre_hook(lambda module, inputs: apply_to_tensor(inputs, keep))
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         yield found

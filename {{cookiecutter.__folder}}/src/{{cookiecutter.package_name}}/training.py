@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ignite.handlers import EMAHandler
 from torch import nn
 
 from . import checkpoints, collectives, distributed, handlers
+from .acceleration import accelerate
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
 from .binding import Objective, bind
 from .checks import batch_check, require
@@ -25,7 +27,7 @@ from .engines import create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
-from .introduction import compare_data, introduce, tell_of_draws, tell_of_loss, title_of
+from .introduction import compare_data, introduce, tell_of_compiling, tell_of_draws, tell_of_loss, title_of
 from .local_sgd import WeightAverage
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
@@ -79,8 +81,7 @@ def train(run: RunDirectory, config: Config) -> int:
     if config.distributed.sync_batchnorm:
         plain_model = backend.sync_batchnorm(plain_model)
     introduce(plain_model, data, config, len(batches), last_step)
-    if config.train.compile:
-        plain_model.compile()
+    plain_model = accelerate(plain_model, config.train)
 
     stopwatch = create_stopwatch(config)
     model, optimizer = prepare(plain_model, config, world_size, objective, stopwatch)
@@ -191,6 +192,8 @@ def train(run: RunDirectory, config: Config) -> int:
     trainer.add_event_handler(Events.EPOCH_STARTED, lambda: batches.start_at(trainer.state.iteration))
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
     first_step = Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1)
+    if config.train.compile:
+        trainer.add_event_handler(first_step, tell_of_compiling, time.perf_counter())
     trainer.add_event_handler(first_step, tell_of_draws, config)
     trainer.add_event_handler(first_step, tell_of_loss, plain_model, config, objective)
     meter.attach(trainer)
@@ -229,7 +232,14 @@ def prepare(
         collectives.broadcast([*model.parameters(), *model.buffers()])
         return model, create_optimizer(model, config, world_size)
     ready = partial(stopwatch.begin, "exchange") if config.train.profile != "none" else None
-    averaging = Averaging(settings.strategy, settings.compression, config.optim.accumulation_steps, ready)
+    averaging = Averaging(
+        settings.strategy,
+        settings.compression,
+        config.optim.accumulation_steps,
+        settings.bucket_mib,
+        settings.static_graph,
+        ready,
+    )
     wrapped = backend.wrap_model(model, averaging)
     return wrapped, backend.wrap_optimizer(create_optimizer(model, config, world_size), model, averaging)
 

@@ -58,6 +58,10 @@ def resolve(config: Config) -> Config:
     if config.distributed.strategy not in transport.STRATEGIES:
         choices = " or ".join(transport.STRATEGIES)
         raise UsageError(f"{backend} has no {config.distributed.strategy}: choose distributed.strategy {choices}")
+    if not transport.BUCKETS and (config.distributed.bucket_mib != 25 or config.distributed.static_graph):
+        raise UsageError(
+            f"{backend} cuts gradients into parts itself: leave distributed.bucket_mib 25 and static_graph false"
+        )
     if config.train.amp not in hardware.AMP:
         raise UsageError(f"train.amp {config.train.amp} does not work here: choose {' or '.join(hardware.AMP)}")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))

@@ -16,13 +16,13 @@ class Network(nn.Module):
         layers: list[nn.Module] = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
         layers += [nn.BatchNorm1d(width)] if batch_norm else []
         layers += [nn.Dropout(dropout)] if dropout else []
-        self.layers = nn.Sequential(*layers)
+        self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         # As a network does that takes each batch to be contiguous.
         x = x.view(-1).view(-1, 3)
-        result: Any = self.head(self.layers(x))
+        result: Any = self.head(self.blocks(x))
         return result.squeeze(1)  # type: ignore[no-any-return]
 
 

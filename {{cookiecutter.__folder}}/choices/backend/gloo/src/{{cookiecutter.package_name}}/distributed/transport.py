@@ -15,6 +15,7 @@ FIX = "install a torch that was built with it"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"gloo": ("none", "fp16", "powersgd")}
 STRATEGIES = ("ddp", "local-sgd", "zero1", "fsdp2")
+BUCKETS = True  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process

@@ -9,5 +9,6 @@ FIX = "run scripts/install_horovod.sh"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"horovod": ("none", "fp16")}
 STRATEGIES = ("ddp", "local-sgd")
+BUCKETS = False  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = True  # at MASTER_ADDR and MASTER_PORT, unless horovodrun serves it
 EXPORTED = ("GLOO_", "HOROVOD_", "UCX_")  # how variables begin that other nodes need too

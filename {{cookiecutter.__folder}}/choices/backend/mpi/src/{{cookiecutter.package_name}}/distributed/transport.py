@@ -17,6 +17,7 @@ FIX = "install a torch that was built with MPI, or make the project anew with ba
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"mpi": ("none",)}
 STRATEGIES = ("ddp", "local-sgd", "zero1")
+BUCKETS = True  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = False  # MPI connects the processes that its launcher has started
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process

@@ -118,7 +118,12 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     if idist.get_world_size() == 1:
         return model
     # The gradients live in the buffers that are sent: one copy less for each step.
-    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    wrapped = nn.parallel.DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=averaging.bucket_mib,
+        static_graph=averaging.static_graph,
+    )
     if averaging.compression == "none" and not averaging.ready:
         # Torch's own exchange takes no turn of Python.
         return wrapped

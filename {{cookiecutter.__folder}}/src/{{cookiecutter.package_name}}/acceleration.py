@@ -1,0 +1,57 @@
+"""What makes a model faster, or lets it need less memory; what it learns stays the same but for rounding."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from ignite.utils import apply_to_tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .config import TrainConfig
+from .errors import UsageError
+
+
+def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True) -> nn.Module:
+    """Return the model with what ``settings`` ask for; unless it ``learns``, only with what its answers depend on.
+
+    Raises:
+        UsageError: if the model does not offer what that requires.
+    """
+    torch.set_float32_matmul_precision(settings.matmul_precision)
+    if settings.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model.register_forward_pre_hook(_channels_last_too)
+    if learns and settings.activation_checkpointing:
+        for block in blocks_of(model):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if learns and settings.compile:
+        model.compile()
+    return model
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:
+    """Return the parts of a model whose activations can be computed again.
+
+    Raises:
+        UsageError: if it does not say which these are.
+    """
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
+        raise UsageError(
+            "train.activation_checkpointing needs a model that keeps its repeated parts as self.blocks, an nn.ModuleList or "
+            "nn.Sequential: name them so in task/model.py",
+            1,
+        )
+    return blocks
+
+
+def _channels_last_too(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """Return the inputs with their images in the layout of the weights."""
+
+    def changed(tensor: Tensor) -> Tensor:
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+    return apply_to_tensor(inputs, changed)

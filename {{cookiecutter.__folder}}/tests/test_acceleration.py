@@ -1,0 +1,101 @@
+"""What makes a step faster, or lets it need less memory, changes nothing that is learned."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import call, train
+from frame import acceleration, config, distributed, errors
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+SETTINGS = config.TrainConfig()
+EXACT = ("--optim.name", "sgd", "--optim.lr", "0.05", "--train.max_iterations", "30")
+
+
+def images_to_scores() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Flatten(), nn.Linear(8 * 36, 2))
+
+
+def test_channels_last_changes_the_layout_of_weights_and_inputs_alone() -> None:
+    seen: list[Tensor] = []
+    plain = images_to_scores()
+    changed = acceleration.accelerate(images_to_scores(), replace(SETTINGS, channels_last=True))
+    convolution = changed.get_submodule("0")
+    convolution.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    images = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(changed(images), plain(images))
+    for tensor in (convolution.get_parameter("weight"), seen[0]):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+def kept_bytes(model: nn.Module, inputs: Tensor) -> tuple[int, list[Tensor]]:
+    """Return the bytes that are kept for the backward pass, and the gradients."""
+    sizes: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    torch.manual_seed(0)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(inputs).sum()
+    loss.backward()
+    return sum(sizes), [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers() -> None:
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.5), nn.Linear(32, 8)) for _ in range(3)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    torch.manual_seed(1)
+    model, inputs = Blocks(), torch.randn(16, 8)
+    plain, gradients = kept_bytes(model, inputs)
+    model.zero_grad()
+    fewer, same = kept_bytes(acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=True)), inputs)
+    assert fewer < plain / 4
+    assert len(same) == 12
+    for one, other in zip(gradients, same, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match=r"keeps its repeated parts as self\.blocks"):
+        acceleration.accelerate(images_to_scores(), replace(SETTINGS, activation_checkpointing=True))
+
+
+def test_products_are_rounded_as_asked() -> None:
+    try:
+        acceleration.accelerate(images_to_scores(), replace(SETTINGS, matmul_precision="medium"))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_two_processes_learn_the_same_with_all_of_it(tmp_path: Path) -> None:
+    faster = ("--train.activation_checkpointing", "true", "--train.channels_last", "true")
+    exchange = ["--distributed.bucket_mib", "1", "--distributed.static_graph", "true"]
+    if not distributed.transport.BUCKETS:
+        refused = call("train", *exchange)
+        assert (refused.code, "leave distributed.bucket_mib 25" in refused.errors) == (2, True), refused.errors
+        exchange.clear()
+    alone, two = train(tmp_path / "alone", 1, *EXACT), train(tmp_path / "two", 2, *EXACT, *faster, *exchange)
+    assert two.summary["iteration"] == 30
+    for name, weight in alone.weights().items():
+        torch.testing.assert_close(two.weights()[name], weight, rtol=0, atol=1e-5)
+
+
+def test_a_static_graph_has_one_backward_pass_in_each_step() -> None:
+    refused = call("train", "--distributed.static_graph", "true", "--optim.accumulation_steps", "2")
+    assert (refused.code, refused.errors.count("set optim.accumulation_steps 1")) == (2, 1), refused.errors
