@@ -139,6 +139,8 @@ def benchmark(session: nox.Session) -> None:
     """Compare a project with what one would use instead; arguments after -- go to benchmarks/throughput.py."""
     with_project_to_measure(session, "-r", "benchmarks/requirements.txt")
     session.run("python", "benchmarks/throughput.py", *session.posargs)
+    if not session.posargs:
+        session.run("python", "benchmarks/levers.py")
 
 
 @nox.session

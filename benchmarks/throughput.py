@@ -52,11 +52,12 @@ class Case(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """When a command told of its first step and of each epoch, in seconds since its start, and its last line."""
+    """When a command told of each step and epoch, in seconds since its start; its last line; the memory of its largest process."""
 
-    first_step: float
+    steps: dict[int, float]
     epochs: list[float]
     last: str
+    memory_mib: int
 
 
 CASES = {
@@ -81,7 +82,8 @@ def run(command: list[str]) -> Seen:
         SystemExit: if it failed, with what it printed.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    started, first_step, epochs, lines = time.perf_counter(), 0.0, [], []
+    started, steps = time.perf_counter(), dict[int, float]()
+    epochs, lines = [], []
     with subprocess.Popen(
         command,
         env=environment,
@@ -95,14 +97,17 @@ def run(command: list[str]) -> Seen:
         assert process.stdout
         for line in process.stdout:
             now = time.perf_counter() - started
-            first_step = first_step or now * ("step 1/" in line)
+            if step := re.search(r"\bstep (\d+)/", line):
+                steps.setdefault(int(step[1]), now)
             if re.search(r"\bepoch \d", line):
                 epochs.append(now)
             lines.append(line)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
         limit.cancel()
     if process.returncode:
         sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(lines)}")
-    return Seen(first_step, epochs, lines[-1])
+    return Seen(steps, epochs, lines[-1], used.ru_maxrss >> 10)
 
 
 def samples_per_second(case: Case, epochs: list[float]) -> float:
@@ -139,17 +144,18 @@ def rendered(case: Case, folder: Path, *more: str) -> list[str]:
     return [*TORCHRUN, "-m", "my_ddl_project", "train", *to_options(settings), *more]
 
 
-def speed_of_rendered(case: Case, folder: Path) -> float:
-    """Return its samples per second, without its evaluations and checkpoints unless the case asks for evaluations."""
+def speed_of_rendered(case: Case, folder: Path, *more: str) -> tuple[float, int]:
+    """Return its samples per second, without its evaluations and checkpoints unless the case asks for evaluations; and MiB."""
     with tempfile.TemporaryDirectory() as run_dir:
-        seen = run(rendered(case, folder, "--train.run_dir", run_dir))
+        seen = run(rendered(case, folder, "--train.run_dir", run_dir, *more))
         if case.evaluates:
-            return samples_per_second(case, seen.epochs)
+            return samples_per_second(case, seen.epochs), seen.memory_mib
         records = [
             json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()[1:]
         ]
         # Harmonic: every epoch has the same number of samples.
-        return statistics.harmonic_mean([float(record["samples_per_second"]) for record in records])
+        speed = statistics.harmonic_mean([float(record["samples_per_second"]) for record in records])
+        return speed, seen.memory_mib
 
 
 PEERS = {
@@ -168,7 +174,7 @@ def measures_of(case: Case, folder: Path) -> dict[str, Callable[[], float]]:
     def speed(command: Callable[[Case, Path], list[str]]) -> Callable[[], float]:
         return lambda: samples_per_second(case, run(command(case, folder)).epochs)
 
-    measures = {"rendered project": lambda: speed_of_rendered(case, folder)}
+    measures = {"rendered project": lambda: speed_of_rendered(case, folder)[0]}
     measures |= {name: speed(command) for name, command in PEERS.items()}
     # What bounds the others is the reading of the data, or the evaluation.
     if case.num_workers == 0 and case.data != "tokens" and not case.evaluates:
@@ -183,10 +189,10 @@ def starts(folder: Path) -> dict[str, Callable[[], float]]:
     def project() -> float:
         with tempfile.TemporaryDirectory() as run_dir:
             options = ("--train.run_dir", run_dir, "--train.log_every", "1", "--train.max_iterations", "2")
-            return run(rendered(case, folder, *options)).first_step
+            return run(rendered(case, folder, *options)).steps[1]
 
     def start(command: Callable[[Case, Path], list[str]]) -> Callable[[], float]:
-        return lambda: run(command(case, folder)).first_step
+        return lambda: run(command(case, folder)).steps[1]
 
     measures = {"rendered project": project} | {name: start(command) for name, command in PEERS.items()}
     measures["torchrun, and imports alone"] = start(peer("imports.py", *TORCHRUN))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ def create_model(settings: TaskConfig, data: Data) -> nn.Module:
         return nn.Sequential(
             nn.Flatten(), nn.Linear(math.prod(data.shape), width), nn.ReLU(), nn.Linear(width, 10)
         )
+    if settings.model == "deep":
+        return Deep(math.prod(data.shape), width)
     if settings.model == "mnist":
         # 1.2 million weights, nearly all of them in the first linear layer: that of PyTorch's first example.
         layers = [
@@ -39,6 +42,21 @@ def create_model(settings: TaskConfig, data: Data) -> nn.Module:
         nn.Flatten(),
         nn.Linear(8 * width, 10),
     )
+
+
+class Deep(nn.Module):
+    """Eight blocks, each of which keeps more than what goes in."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, width), nn.Linear(width, 10)
+        layers = (nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Tanh())
+        self.blocks = nn.Sequential(*(nn.Sequential(*map(copy.deepcopy, layers)) for _ in range(8)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (batch, 10)."""
+        result: Tensor = self.last(self.blocks(self.first(x.flatten(1))))
+        return result
 
 
 class Transpose(nn.Module):
