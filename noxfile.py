@@ -44,7 +44,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
-    session.run("pytest", "-n", "2", "-m", "not (executed or launches or chaos)", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "not (executed or launches or chaos or gpu)", *session.posargs)
 
 
 @nox.session
@@ -109,6 +109,23 @@ def chaos(session: nox.Session) -> None:
     session.install("-r", "tests/requirements.txt")
     hours = {"CHAOS_HOURS": session.posargs[0]} if session.posargs else {}
     session.run("pytest", "-m", "chaos", "--capture=no", *session.posargs[1:], env=hours)
+
+
+@nox.session(venv_backend="venv", venv_params=["--system-site-packages"])
+def gpu(session: nox.Session) -> None:
+    """On a machine with GPUs: the targets that have stand-ins elsewhere, each lever, and the speed. Takes the torch that is there.
+
+    Without a network, PIP_NO_INDEX=1 and PIP_FIND_LINKS name a folder of wheels.
+    """
+    project = ("pytorch-ignite", "jsonargparse[signatures]", "rich", "scikit-learn", "matplotlib", "pillow")
+    session.install("-r", "tests/requirements.txt", *project)
+    launchers = " or ".join(["torchrun", "spawn", *(["mpirun"] if shutil.which("mpirun") else [])])
+    targets = f"gpu and (gloo or nccl) and ({launchers}) and trains_evaluates"
+    here = {"ENVIRONMENT_IS_HERE": "1"}
+    session.run("pytest", "-m", "executed", "-k", targets, "--durations=0", *session.posargs, env=here)
+    session.run("pytest", "-m", "gpu", "--durations=0", *session.posargs, env=here)
+    session.run("python", "tests/matrix.py", "--some")
+    session.run("python", "benchmarks/gpu.py", env=here)
 
 
 @nox.session(venv_backend="none")

@@ -94,7 +94,8 @@ class Installed:
 class Installer:
     """Bakes targets and installs them in environments that hold nothing but what the targets' own files ask for."""
 
-    def __init__(self, bake: Callable[..., BakedProject], environments: Path) -> None:
+    def __init__(self, bake: Callable[..., BakedProject], environments: Path | None) -> None:
+        """Keep the environments in a folder; None: take the one that the tests run in, with all that it has."""
         self._bake = bake
         self._environments = environments
 
@@ -107,6 +108,9 @@ class Installer:
     ) -> Installed:
         """Install ``target`` in ``folder``; targets that ask for the same packages share their environment."""
         baked = self._bake(**target._asdict(), **answers)
+        if self._environments is None:
+            project = Path(shutil.copytree(baked.path, folder / "project"))
+            return Installed(project, baked.package, _environment(target, project, Path(sys.prefix)))
         asked = tomli.loads(baked.read("pyproject.toml"))["project"]
         packages = [*asked["dependencies"], *asked["optional-dependencies"][extras]]
         if target.backend == "mpi":

@@ -1,7 +1,8 @@
 """What each target's test saw, kept while the tests run and written to docs/support-matrix.md afterwards.
 
 ``python tests/matrix.py`` writes the table from what was seen here, the newest for each target; with ``--check`` it
-also fails if the committed table, dates, versions and differences aside, says anything else.
+also fails if the committed table, dates, versions and differences aside, says anything else; with ``--some``, only the rows
+of what was seen change.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from baking import ROOT, TARGETS, Target
 
 SEEN = ROOT / ".cache" / "seen"
 MATRIX = ROOT / "docs" / "support-matrix.md"
+ON_GPU = "executed on GPU"
 
 INTRODUCTION = """\
 # Support matrix
@@ -49,12 +51,21 @@ def record(target: Target, status: str, processes: str, versions: str, differenc
     (SEEN / f"{target}.json").write_text(json.dumps(seen))
 
 
-def table() -> str:
-    """Return the document for what has been seen."""
+def table(old: str, all_were_seen: bool = True) -> str:
+    """Return the document for what has been seen, in the place of the ``old`` one.
+
+    A stand-in takes nothing back that was executed on a GPU. Unless all targets were to be seen, those that were not keep
+    their row.
+    """
+    before = {Target(*cells_of(line)[:3]): line for line in rows(old)}
     lines = []
     for target in TARGETS:
-        file = SEEN / f"{target}.json"
+        file, kept = SEEN / f"{target}.json", before.get(target, "")
         seen = json.loads(file.read_text()) if file.exists() else {"status": "rendered only"}
+        was_on_gpu = ON_GPU in kept and seen["status"].startswith("stand-in")
+        if kept and (was_on_gpu or not (all_were_seen or file.exists())):
+            lines.append(f"{kept}\n")
+            continue
         cells = [
             *target,
             *(seen.get(key, "") for key in ("status", "processes", "date", "versions", "difference")),
@@ -63,25 +74,28 @@ def table() -> str:
     return INTRODUCTION + "".join(lines)
 
 
-def rows(document: str) -> list[list[str]]:
-    """Return the rows of a table without dates and versions."""
-    return [
-        re.split(r"\s*\|\s*", line)[1:6]
-        for line in document.splitlines()
-        if re.match(r"\| (cpu|gpu|tpu) ", line)
-    ]
+def rows(document: str) -> list[str]:
+    """Return the lines of the targets."""
+    return [line for line in document.splitlines() if re.match(r"\| (cpu|gpu|tpu) ", line)]
+
+
+def cells_of(row: str) -> list[str]:
+    """Return target, status and number of processes of a row: what does not change from day to day."""
+    return re.split(r"\s*\|\s*", row)[1:6]
 
 
 def main() -> int:
     """Write the table; with --check, return 1 if the rows have changed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if the rows have changed")
+    parser.add_argument("--some", action="store_true", help="leave the rows of targets that were not tested")
     options = parser.parse_args()
     old = MATRIX.read_text() if MATRIX.exists() else ""
-    new = table()
-    changed = [row for row in rows(new) if row not in rows(old)]
+    new = table(old, all_were_seen=not options.some)
+    cells, known = [list(map(cells_of, rows(document))) for document in (new, old)]
+    changed = [row for row in cells if row not in known]
     MATRIX.write_text(new)
-    print("\n".join(" ".join(row) for row in rows(new)))
+    print("\n".join(map(" ".join, cells)))
     if options.check and changed:
         print(
             f"{MATRIX.relative_to(ROOT)} said something else of {changed}: commit the new one",

@@ -170,7 +170,7 @@ def test_the_target_trains_evaluates_and_resumes(
     elif stand_in:
         status = f"stand-in: {backend} on CPU, by {target.launcher}"
     elif target.hardware == "gpu":
-        status = f"executed on GPU ({summary['device']})"
+        status = f"{matrix.ON_GPU} ({summary['device']})"
     matrix.record(target, status, str(summary["world_size"]), versions, f"{difference['weights']:.0e}")
 
 

@@ -34,6 +34,10 @@ def test_a_profile_shows_where_the_time_goes_and_changes_nothing(tmp_path: Path,
     assert all(parts[name]["milliseconds"] > 0 for name in parts if name != "exchange")
     assert (run.path / "profile/parts.png").stat().st_size > 1000
     assert "milliseconds of each step, the first 5 aside" in run.log
+    # Layers of 3 x 16, 16 x 16 and 16 x 1 numbers, for 64 samples: a product and a sum for each, in three passes.
+    about = json.loads((run.path / "profile/profile.json").read_text())
+    assert about["gflop_per_step"] * 1e9 == pytest.approx(3 * 2 * 64 * (3 * 16 + 16 * 16 + 16))
+    assert 0 < about["gflop_per_s"] < about["gflop_per_s_of_large_products"]
     if profile == "torch":
         with gzip.open(run.path / "profile/trace_0.json.gz") as trace:
             names = {event.get("name") for event in json.load(trace)["traceEvents"]}

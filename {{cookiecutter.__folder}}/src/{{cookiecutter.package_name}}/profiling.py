@@ -7,7 +7,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,8 +99,20 @@ def create_stopwatch(config: Config) -> Stopwatch:
 
 
 @contextmanager
-def profiled(trainer: Engine, stopwatch: Stopwatch, model: nn.Module, config: Config, folder: Path) -> Iterator[None]:
-    """Measure the training inside the ``with`` block, and write what was found to ``folder``; every rank must call it."""
+def profiled(
+    trainer: Engine,
+    stopwatch: Stopwatch,
+    model: nn.Module,
+    config: Config,
+    folder: Path,
+    step_flops: Callable[[Any], int],
+    peak_flops: Callable[[], float],
+) -> Iterator[None]:
+    """Measure the training inside the ``with`` block, and write what was found to ``folder``; every rank must call it.
+
+    ``step_flops`` tells how many floating-point operations a step by some batch takes, and ``peak_flops`` how many the device
+    could do in a second.
+    """
     if not isinstance(stopwatch, RunningStopwatch):
         yield
         return
@@ -111,16 +123,27 @@ def profiled(trainer: Engine, stopwatch: Stopwatch, model: nn.Module, config: Co
     table: Any = tables[config.train.profile]() if config.train.profile in tables else None
     if table and writes:
         table.attach(trainer)
+    flops: list[int] = []
+    trainer.add_event_handler(
+        Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1),
+        lambda: flops.append(step_flops(trainer.state.batch)),
+    )
     with traced(trainer, folder) if config.train.profile == "torch" else nullcontext():
         yield
     shares = list(shares_of(stopwatch))
     memory = int(idist.all_reduce(float(memory_mib()), "MAX"))
+    peak = float(idist.all_reduce(peak_flops())) / idist.get_world_size()
     if not writes or not shares:
         return
     storage.write_table(folder / "parts.csv", Share._fields, shares)
+    step_ms = sum(share.milliseconds for share in shares if share.part not in BETWEEN_STEPS)
+    speed = flops[0] / step_ms * 1e3
     about = {
         "milliseconds": {share.part: share.milliseconds for share in shares},
-        "step_milliseconds": sum(share.milliseconds for share in shares if share.part not in BETWEEN_STEPS),
+        "step_milliseconds": step_ms,
+        "gflop_per_step": flops[0] / 1e9,
+        "gflop_per_s": speed / 1e9,
+        "gflop_per_s_of_large_products": peak / 1e9,
         "gradient_bytes": sum(weight.nbytes for weight in model.parameters() if weight.requires_grad),
         "memory_mib": memory,
     }
@@ -135,6 +158,11 @@ def profiled(trainer: Engine, stopwatch: Stopwatch, model: nn.Module, config: Co
     for share in shares:
         slowest = f"{share.slowest_milliseconds:.3g} on rank {share.slowest_rank}"
         logger.info("  %-10s %8.3g  %3.0f %%  (%s)", share.part, share.milliseconds, 100 * share.share, slowest)
+    logger.info(
+        "each process computes %.3g GFLOP/s, %.0f %% of what the product of large matrices reaches here",
+        speed / 1e9,
+        100 * speed / peak,
+    )
     logger.info("%s; all is in %s", verdict(shares, config), folder)
 
 

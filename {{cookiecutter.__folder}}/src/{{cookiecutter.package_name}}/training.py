@@ -35,6 +35,7 @@ from .profiling import Stopwatch, create_stopwatch, profiled
 from .run_directory import RunDirectory, may_be_best
 from .task.data import load
 from .task.model import create_model
+from .utilization import peak_flops, step_flops
 
 logger = logging.getLogger(__package__)
 
@@ -211,7 +212,8 @@ def train(run: RunDirectory, config: Config) -> int:
             save(trainer)
 
     signals.attach(trainer, save_for_good, config.train.log_every, last_step)
-    profile = profiled(trainer, stopwatch, plain_model, config, run.path / "profile")
+    flops = partial(step_flops, plain_model, config, objective), partial(peak_flops, config)
+    profile = profiled(trainer, stopwatch, plain_model, config, run.path / "profile", *flops)
     with step_log.shown(), signals.caught(), closing(train_loader, val_loader), told_with_step(trainer), profile:
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     run.background.wait()

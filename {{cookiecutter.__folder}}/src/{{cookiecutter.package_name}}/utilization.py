@@ -1,0 +1,52 @@
+"""How much a training computes, beside what its device could: what is called the utilization of model FLOPs."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import ignite.distributed as idist
+import torch
+from ignite.utils import convert_tensor
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .binding import Objective
+from .config import Config
+from .distributed import hardware
+from .engines import AUTOCAST_TYPES
+from .evaluation import evaluating
+
+# A backward pass computes a product for the inputs and one for the weights, where the forward pass computes one.
+PASSES = 3
+# Rows and columns of the matrices whose product shows what a device can do, and for how long to compute it.
+SIZE_ON_CPU, SIZE = 1024, 8192
+SECONDS = 0.3
+
+
+def step_flops(model: nn.Module, config: Config, objective: Objective, batch: Any) -> int:
+    """Return the floating-point operations of this rank's step by ``batch``: those of products and convolutions.
+
+    Operators that torch does not know, such as somebody's own kernels, count as none.
+    """
+    # What is compiled is not counted.
+    eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
+    with FlopCounterMode(display=False) as counter, evaluating(model), torch.no_grad(), eager:
+        objective.forward(model, convert_tensor(batch, idist.device()))
+    return PASSES * int(counter.get_total_flops())
+
+
+def peak_flops(config: Config) -> float:
+    """Return the floating-point operations in a second of a product of large matrices; all ranks measure at once."""
+    device = idist.device()
+    size = SIZE_ON_CPU if device.type == "cpu" else SIZE
+    matrix = torch.randn(size, size, device=device, dtype=AUTOCAST_TYPES[config.train.amp])
+    product = matrix @ matrix
+    hardware.synchronize()
+    started, count = time.perf_counter(), 0
+    while time.perf_counter() - started < SECONDS:
+        torch.matmul(matrix, matrix, out=product)
+        hardware.synchronize()
+        count += 1
+    return 2 * size**3 * count / (time.perf_counter() - started)
