@@ -19,6 +19,9 @@ ROOT = Path(__file__).parent
 QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
+# What needs more than PyPI's wheels.
+MORE = "horovod or mpi or xla or cluster"
+
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
 if CI:
@@ -50,7 +53,13 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def variants(session: nox.Session) -> None:
     """Install and train the targets that need no more than PyPI's wheels; arguments after -- go to pytest."""
-    executed(session, "not (horovod or mpi or xla or cluster)", "-n", "2")
+    executed(session, f"not ({MORE} or thorough)", "-n", "2")
+
+
+@nox.session
+def thorough(session: nox.Session) -> None:
+    """With those targets: every task, a launcher, backend and task of one's own, bad input, and how trainings end."""
+    executed(session, f"thorough and not ({MORE})", "-n", "2")
 
 
 @nox.session

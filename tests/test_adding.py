@@ -14,7 +14,7 @@ from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from installing import EXCHANGE, Installed, Installer
 from launching import train
 
-pytestmark = pytest.mark.executed
+pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
 PIECES = Path(__file__).parent / "adding"
 PACKAGE = "src/{{cookiecutter.package_name}}"

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from installing import FACILITIES, Installed, Installer
 
-pytestmark = pytest.mark.executed
+pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
 CASES = int(os.environ.get("BAD_INPUT_CASES", "500"))
 CASES_LIMIT_S = float(os.environ.get("BAD_INPUT_S", "180"))

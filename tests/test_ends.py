@@ -16,7 +16,7 @@ from baking import Target
 from installing import Installed, Installer
 from launching import listening_addresses, processes_with, wait_for
 
-pytestmark = pytest.mark.executed
+pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
 LONG = ["--task.width", "8", "--train.epochs", "2000"]
 

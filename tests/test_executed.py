@@ -558,6 +558,7 @@ for i, (pixels, label) in enumerate(zip(digits.images, digits.target)):
 """
 
 
+@pytest.mark.thorough
 def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     install: Installer, tmp_path: Path
 ) -> None:
@@ -589,6 +590,7 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_model_that_one_process_has_no_memory_for_is_trained_by_fsdp2(
     install: Installer, tmp_path: Path
 ) -> None:
@@ -615,6 +617,7 @@ def test_a_model_that_one_process_has_no_memory_for_is_trained_by_fsdp2(
     assert (summary["iteration"], summary["resumed_from"]) == (2, "runs/fsdp2/checkpoints/last_1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_without(
     install: Installer, processes: str, tmp_path: Path
@@ -658,6 +661,7 @@ def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_withou
 TASKS = QUESTIONS["task"][1:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", TASKS)
 def test_every_other_task_is_learned_by_one_process_and_by_two_and_after_a_stop(
     install: Installer, task: str, tmp_path: Path
@@ -709,6 +713,7 @@ def test_every_other_task_is_learned_with_horovod(install: Installer, task: str,
     check_evaluation(project, "runs/default", project.read_json("runs/default/summary.json"), [])
 
 
+@pytest.mark.thorough
 def test_the_tracker_and_the_notebook_show_a_training(install: Installer, tmp_path: Path) -> None:
     target = Target("cpu", "gloo", "torchrun")
     project = install(target, tmp_path, extras="notebook", tracker="tensorboard", use_notebook=True)
@@ -740,6 +745,7 @@ def test_a_backend_that_is_missing_is_named_with_the_way_to_get_it(
             )
 
 
+@pytest.mark.thorough
 def test_every_target_is_typed(bake: Bake, install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     typed = set()
@@ -756,6 +762,7 @@ def test_every_target_is_typed(bake: Bake, install: Installer, tmp_path: Path) -
     assert len(typed) >= len(SUPPORT)
 
 
+@pytest.mark.thorough
 def test_the_projects_own_nox_sessions_pass(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
     project.succeed("nox", "--session", "lint")

@@ -10,7 +10,7 @@ from baking import Target
 from conftest import Bake
 from installing import Installed, Installer
 
-pytestmark = pytest.mark.executed
+pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
 PAGE = "docs/your-own-task.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
