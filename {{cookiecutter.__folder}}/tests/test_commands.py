@@ -46,6 +46,12 @@ def test_the_doctor_times_what_the_processes_exchange() -> None:
     assert 0.01 < measured.get("stream_gb_per_s", 1.0) < 1000
 
 
+def test_more_processes_than_cores_are_told_of() -> None:
+    device = distributed.hardware.check("cpu", 4096)
+    # A device that takes one process refuses them.
+    assert not device.ok or "4096 processes share" in device.found
+
+
 @pytest.mark.parametrize("command", [["doctor", "--quiet"], ["train"]])
 @pytest.mark.parametrize("setting", [["--train.run_dir", "/proc/nowhere"], ["--task.requires", "no_such_module"]])
 def test_what_cannot_work_is_said_in_one_sentence_before_training(

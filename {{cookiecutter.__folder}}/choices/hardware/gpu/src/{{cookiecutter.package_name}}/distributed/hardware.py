@@ -46,7 +46,9 @@ def check(device: str, nproc_per_node: int) -> Check:
     import torch
 
     if device == "cpu":
-        return Check("device", True, f"{os.cpu_count()} CPU cores, as a trial without GPUs")
+        cores = os.cpu_count() or 1
+        shared = f", which {nproc_per_node} processes share" if nproc_per_node > cores else ""
+        return Check("device", True, f"{cores} CPU cores{shared}, as a trial without GPUs")
     count = torch.cuda.device_count()
     if count == 0:
         found, fix = _why_no_gpu()
