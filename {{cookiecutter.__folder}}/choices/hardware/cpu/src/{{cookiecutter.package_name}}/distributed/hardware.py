@@ -32,7 +32,7 @@ def hide_others(device: str) -> None:
 def check(device: str, nproc_per_node: int) -> Check:
     """Tell whether so many processes have what they compute on."""
     cores = os.cpu_count() or 1
-    shared = f", which {nproc_per_node} processes share: each is slower than one alone" if nproc_per_node > cores else ""
+    shared = f", which {nproc_per_node} processes share, each slower than one alone" if nproc_per_node > cores else ""
     return Check("device", True, f"{cores} CPU cores{shared}")
 
 
