@@ -170,6 +170,13 @@ def benchmark(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmark_mpi(session: nox.Session) -> None:
+    """How much of what is possible a project reaches over MPI. Needs root and debootstrap."""
+    with_project_to_measure(session, "-r", "tests/requirements.txt")
+    session.run("python", "benchmarks/over_mpi.py", *session.posargs)
+
+
+@nox.session
 def crossover(session: nox.Session) -> None:
     """Find the batch from which two nodes are faster than one, over links of several speeds. Needs root and iproute2."""
     with_project_to_measure(session)

@@ -4,6 +4,7 @@ Both processes take their steps at the same time, as they share the machine; the
 could hide of the exchange is not taken into account.
 """
 
+import os
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ SECONDS = 4.0
 
 def main() -> None:
     """Print the samples per second."""
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ.get("BACKEND", "gloo"))
     processes = dist.get_world_size()
     work = read_work(processes)
     loader = iter(DataLoader(work.train, work.share, shuffle=True, drop_last=True))
