@@ -25,8 +25,8 @@ sys.path.append(str(FOLDER.parent / "tests" / "facilities"))
 
 import cluster
 from my_ddl_project.config import to_options
+from my_ddl_project.prediction import line_through, link_of
 from my_ddl_project.profiling import WARM_UP
-from my_ddl_project.scaling import line_through, link_of
 
 # 5,220 Mbit/s was the link of a study that saw the crossover between batches of 128 and 256 on much faster nodes.
 RATES = (5220, 500, 100)

@@ -1,5 +1,6 @@
 """Train on a real Slurm of two nodes, and meet what jobs meet there: limits, preemption, lost nodes, scancel."""
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,27 @@ def test_two_nodes_train(project: Installed, starter: str, tasks: int) -> None:
     assert summary["nnodes"] == 2
     assert summary["val_accuracy"] >= 0.97
     assert summary["weights_difference"] == 0.0
+
+
+def test_scaling_measures_nodes(project: Installed) -> None:
+    asked = (
+        "--nodes",
+        "1,2",
+        "--processes",
+        "1",
+        "--batches",
+        "64,256",
+        "--steps",
+        "8",
+        "--train.run_dir",
+        "runs/study",
+    )
+    said = project.succeed("python3", "-m", project.package, "scaling", *asked)
+    assert "2 processes on 2 nodes are " in said
+    assert "adding processes" in said
+    with (project.path / "runs" / "study" / "scaling.csv").open() as file:
+        rows = [(row["nodes"], row["processes"], row["batch_size"]) for row in csv.DictReader(file)]
+    assert rows == [("1", "1", "64"), ("2", "2", "64"), ("1", "1", "256"), ("2", "2", "256")]
 
 
 def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:

@@ -15,6 +15,7 @@ from . import starter
 
 NAME = "nice"
 ELSEWHERE = False  # the training runs where it is started
+ON_NODES: dict[str, str] | None = None
 RESUME = "the same command"  # what resumes a stopped training
 
 

@@ -50,6 +50,10 @@ def test_a_profile_shows_where_the_time_goes_and_changes_nothing(tmp_path: Path,
 def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> None:
     run = train(tmp_path / "run", 2, *SHORT, "--train.profile", "basic")
     exchange = parts_of(run.path)["exchange"]
+    # An all-reduce of all gradients by itself, or of a megabyte, if they are fewer.
+    about = json.loads((run.path / "profile/profile.json").read_text())
+    assert [timed["bytes"] for timed in about["all_reduce"]] == [1024, 2**20]
+    assert all(timed["milliseconds"] > 0 for timed in about["all_reduce"])
     assert 0 < exchange["milliseconds"] <= exchange["slowest_milliseconds"]
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from conftest import call, reason_not_to_start
-from frame import distributed, scaling
+from frame import distributed, prediction, scaling
 
 
-def measured(processes: int, batch_size: int, milliseconds: float) -> Any:
+def measured(processes: int, batch_size: int, milliseconds: float, nodes: int = 1) -> Any:
     speed = 1e3 * batch_size / milliseconds
-    return scaling.Measured(processes, batch_size, milliseconds, speed, exchange=0.0, memory_mib=1, wall_s=1.0)
+    return scaling.Measured(nodes, processes, batch_size, milliseconds, speed, exchange=0.0, memory_mib=1, wall_s=1.0)
 
 
 def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> None:
@@ -24,6 +24,7 @@ def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> No
         rows = list(csv.DictReader(file))
     expected = [(str(number), batch) for batch in ("32", "64") for number in processes]
     assert [(row["processes"], row["batch_size"]) for row in rows] == expected
+    assert {row["nodes"] for row in rows} == {"1"}
     for row in rows:
         speed = 1e3 * float(row["batch_size"]) / float(row["milliseconds"])
         assert float(row["samples_per_second"]) == pytest.approx(speed)
@@ -73,8 +74,8 @@ def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, mo
     asked: dict[str, str] = {}
     monkeypatch.setattr(scaling, "scaling", lambda config, settings, numbers: asked.update(numbers) or len(settings))
     answer = call("scaling", "--preset", "batch-crossover", "--train.seed", "1", "--train.run_dir", str(tmp_path))
-    # The preset is no setting of a training: what is handed on are two run directories, the first of them usual, and a seed.
-    assert answer.code == 6
+    # What is no setting of each training, such as the folder of the study, is not handed on: the seed is.
+    assert answer.code == 2
     batches = [int(number) for number in asked["batches"].split(",")]
     assert batches[:4] == [2, 8, 32, 128]
     # The data of these tests have 1,200 samples.
@@ -95,21 +96,35 @@ def test_numbers_that_cannot_work_are_refused(tmp_path: Path, arguments: list[st
     assert not (tmp_path / "scaling").exists()
 
 
+def test_only_a_launcher_that_starts_many_nodes_is_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed.launcher, "ON_NODES", None)
+    answer = call("scaling", "--nodes", "1,2", "--train.run_dir", str(tmp_path / "scaling"))
+    assert (answer.code, answer.errors.count("\n")) == (2, 1), answer.errors
+    assert "does not start other nodes from this one: leave --nodes away" in answer.errors
+    assert not (tmp_path / "scaling").exists()
+    # Where a cluster names the run directory, no setting does.
+    monkeypatch.setattr(distributed.launcher, "ON_NODES", {"RUN_DIR": "{run_dir}"})
+    start = scaling.started_on_nodes(Path("runs/one"), nodes=2, processes=4)
+    assert start.variables == {"RUN_DIR": "runs/one", "NNODES": "2", "NPROC_PER_NODE": "2"}
+    assert start.options == {}
+
+
 def test_the_crossover_is_the_batch_from_which_more_processes_stay_faster() -> None:
     # At 16 two processes were faster by chance.
     alone = {8: 1.0, 16: 2.0, 32: 4.0, 64: 8.0}
     two = {8: 3.0, 16: 1.9, 32: 4.1, 64: 5.0}
     rows = [measured(1, batch, spent) for batch, spent in alone.items()]
     rows += [measured(2, batch, spent) for batch, spent in two.items()]
-    rows += [measured(4, 64, 9.0), measured(8, 128, 9.0)]
+    rows += [measured(4, 64, 9.0), measured(8, 128, 9.0), measured(2, 64, 4.0, nodes=2)]
     assert list(scaling.crossovers(rows)) == [
         "2 processes are faster than one from batches of 64 on, 1.60 times as fast at 64",
         "4 processes are slower than one at every batch that was measured",
+        "2 processes on 2 nodes are faster than one from batches of 64 on, 2.00 times as fast at 64",
     ]
 
 
 def test_the_exchange_takes_what_its_messages_take() -> None:
-    link = scaling.Link(latency_s=1.0, bandwidth=10.0)
+    link = prediction.Link(latency_s=1.0, bandwidth=10.0)
     # Six messages of a quarter of the size; up two levels and down again, of all of it; three others send and receive all.
     assert link.ring(100, 4) == pytest.approx(6 * (1 + 100 / 4 / 10))
     assert link.tree(100, 4) == pytest.approx(4 * (1 + 100 / 10))
@@ -117,13 +132,13 @@ def test_the_exchange_takes_what_its_messages_take() -> None:
 
 
 def test_a_prediction_says_where_more_processes_stop_paying() -> None:
-    assert scaling.line_through([(8, 4.0)]) == (0.5, 0.0)
-    assert scaling.line_through([(8, 5.0), (16, 9.0)]) == pytest.approx((0.5, 1.0))
+    assert prediction.line_through([(8, 4.0)]) == (0.5, 0.0)
+    assert prediction.line_through([(8, 5.0), (16, 9.0)]) == pytest.approx((0.5, 1.0))
     # One second of computing for all samples together, and messages of a hundredth of one.
-    predicted = list(scaling.predict(scaling.Link(0.01, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
+    predicted = list(prediction.predict(prediction.Link(0.01, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
     assert [row.processes for row in predicted] == [2, 4, 8, 16, 32, 64]
     assert predicted[1].ring == pytest.approx(1e3 * (1 / 4 + 6 * 0.01))
     start = "predicted for batches of 64, each process with a core of its own: adding processes"
-    assert scaling.where_it_stops_paying(predicted) == f"{start} stops paying at 8: 16 would take 37% longer"
-    free = list(scaling.predict(scaling.Link(0.0, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
-    assert scaling.where_it_stops_paying(free) == f"{start} pays up to 64 at least"
+    assert prediction.where_it_stops_paying(predicted) == f"{start} stops paying at 8: 16 would take 37% longer"
+    free = list(prediction.predict(prediction.Link(0.0, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
+    assert prediction.where_it_stops_paying(free) == f"{start} pays up to 64 at least"

@@ -79,7 +79,8 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--nnodes", type=int, default=1, help=nnodes)
         parser.add_argument("--exchange", action="store_true", help="only exchange tensors between the processes")
     elif command == "scaling":
-        parser.add_argument("--processes", type=str, default="1,2", help="numbers of processes, such as 1,2,4")
+        parser.add_argument("--processes", type=str, default="1,2", help="of each node, such as 1,2,4")
+        parser.add_argument("--nodes", type=str, default="", help="for the launcher to start, such as 1,2")
         parser.add_argument("--batches", type=str, default="16,64,256", help="global batches, such as 64,128,256")
         parser.add_argument("--steps", type=int, default=50, help="of each training")
         wide = "batches from 2 to 6144, as far as there are samples, instead of --batches"
@@ -117,7 +118,7 @@ def run_command(command: str, arguments: list[str]) -> int:
         folder = options["folder"] or run_directory_of(given) / "export"
         return export.export(config, best_of(given), Path(str(folder)))
     if command == "scaling":
-        asked = {name: str(options[name]) for name in ("processes", "batches", "steps")}
+        asked = {name: str(options[name]) for name in ("processes", "batches", "steps", "nodes")}
         if options["simulate"]:
             # What it imports takes torch a second.
             from . import simulation
@@ -138,7 +139,8 @@ def run_command(command: str, arguments: list[str]) -> int:
 def settings_among(arguments: list[str]) -> list[str]:
     """Return the arguments that are settings of a training."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--processes", "--batches", "--steps", "--preset"):
+    # The folder is that of the study: each training has its own in it.
+    for name in ("--processes", "--nodes", "--batches", "--steps", "--preset", "--train.run_dir"):
         finder.add_argument(name)
     return finder.parse_known_args(arguments)[1]
 

@@ -7,12 +7,14 @@ import json
 import os
 import platform
 import socket
+import statistics
 import struct
 import time
 from contextlib import suppress
 from datetime import timedelta
 
 import ignite.distributed as idist
+import torch
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from .distributed import backend
@@ -87,6 +89,27 @@ def meet(nnodes: int, timeout_s: float) -> int:
     hosts = ", ".join(sorted(f"{node['host']} {node['address']}" for node in (place, *others)))
     print(f"every node reaches every other one: {hosts}")
     return 0
+
+
+def time_all_reduce(size: int) -> list[dict[str, float]]:
+    """Return the median time of adding up tensors of 1 KB and of ``size`` bytes over all processes: delay and bandwidth.
+
+    Every rank must call it.
+    """
+    world_size, measured = idist.get_world_size(), []
+    for length, repetitions in ((1024, 50), (size, 5)):
+        tensor = torch.ones(length // 4, device=idist.device())
+        seconds = []
+        for _ in range(repetitions + 1):
+            started = time.perf_counter()
+            backend.all_reduce_sum(tensor)
+            seconds.append(time.perf_counter() - started)
+            tensor.fill_(1.0)
+        median = statistics.median(seconds[1:])
+        # What each process must send and receive at least, by whatever path.
+        bandwidth = 2 * (world_size - 1) / world_size * length / median
+        measured.append({"bytes": length, "milliseconds": median * 1e3, "bus_bandwidth_gb_per_s": bandwidth / 1e9})
+    return measured
 
 
 def stream_speed() -> float:

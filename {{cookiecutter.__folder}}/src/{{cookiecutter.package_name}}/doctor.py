@@ -6,9 +6,7 @@ import json
 import os
 import platform
 import signal
-import statistics
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,8 +23,8 @@ from .config import Averaging, Config, to_options
 from .distributed import backend
 from .launch import planned_size, possible_world_sizes, setting_checks, size_here
 
-# bytes of an all-reduce, and how often it is timed: the first shows the delay, the second the bandwidth
-SIZES = ((1024, 50), (64 * 2**20, 5))
+# bytes of the larger of two all-reduces
+LARGE = 64 * 2**20
 EXCHANGE_LIMIT_S = 120.0
 
 
@@ -90,14 +88,7 @@ def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
         if name != "host" and len({other.get(name) for other in everyones}) > 1
     }
     measured["weights_difference"] = _weights_difference_after_a_step(config)
-    measured["all_reduce"] = []
-    for size, repetitions in SIZES:
-        seconds = _time_all_reduce(size // 4, repetitions)
-        # What each process must send and receive at least, by whatever path.
-        bandwidth = 2 * (world_size - 1) / world_size * size / seconds
-        measured["all_reduce"].append(
-            {"bytes": size, "milliseconds": seconds * 1e3, "bus_bandwidth_gb_per_s": bandwidth / 1e9}
-        )
+    measured["all_reduce"] = connectivity.time_all_reduce(LARGE)
     # Other devices have other ways than the network of their hosts.
     if device == "cpu" and world_size > 1:
         measured["stream_gb_per_s"] = connectivity.stream_speed() / 1e9
@@ -105,18 +96,6 @@ def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
     if idist.get_rank() == 0:
         _print(checks, measured, as_json)
     return 0 if all(check.ok for check in checks) else 1
-
-
-def _time_all_reduce(numel: int, repetitions: int) -> float:
-    """Return the median seconds of adding up ``numel`` float32 over all processes."""
-    tensor = torch.ones(numel, device=idist.device())
-    seconds = []
-    for _ in range(repetitions + 1):
-        started = time.perf_counter()
-        backend.all_reduce_sum(tensor)
-        seconds.append(time.perf_counter() - started)
-        tensor.fill_(1.0)
-    return statistics.median(seconds[1:])
 
 
 def _weights_difference_after_a_step(config: Config) -> float:
@@ -166,7 +145,7 @@ def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
         found = f"{result['milliseconds']:.3g} ms over {measured['world_size']} processes"
         bandwidth, stream = result["bus_bandwidth_gb_per_s"], measured.get("stream_gb_per_s")
         found += f", bus bandwidth {bandwidth:.2g} GB/s"
-        if stream and result["bytes"] == SIZES[-1][0]:
+        if stream and result["bytes"] == LARGE:
             found += f", {bandwidth / stream:.0%} of the {stream:.2g} GB/s of one TCP connection"
         yield Check(f"all-reduce {size}", True, found)
     difference = measured["weights_difference"]

@@ -18,7 +18,7 @@ from ignite.engine import Engine, Events
 from ignite.handlers import BasicTimeProfiler, HandlersTimeProfiler
 from torch import Tensor, nn
 
-from . import storage
+from . import connectivity, storage
 from .config import Config
 from .distributed import hardware
 
@@ -30,6 +30,8 @@ PARTS = ("data", "copy", "forward", "backward", "exchange", "optimizer", "evalua
 BETWEEN_STEPS = ("evaluation", "checkpoint")
 # Steps that are not measured: in the first ones, memory is reserved and kernels are chosen.
 WARM_UP = 5
+# bytes of a tensor as large as all gradients, to time its all-reduce: a smaller one would tell nothing of the bandwidth
+EXCHANGED = (2**20, 64 * 2**20)
 # Steps that a trace holds: more make files that no viewer opens.
 TRACED = 10
 # What to try where a part takes more than a fifth of the time.
@@ -133,6 +135,10 @@ def profiled(
     shares = list(shares_of(stopwatch))
     memory = int(idist.all_reduce(float(memory_mib()), "MAX"))
     peak = float(idist.all_reduce(peak_flops())) / idist.get_world_size()
+    gradient_bytes = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
+    least, most = EXCHANGED
+    alone = idist.get_world_size() == 1
+    exchanges = [] if alone else connectivity.time_all_reduce(min(max(gradient_bytes, least), most))
     if not writes or not shares:
         return
     storage.write_table(folder / "parts.csv", Share._fields, shares)
@@ -144,7 +150,8 @@ def profiled(
         "gflop_per_step": flops[0] / 1e9,
         "gflop_per_s": speed / 1e9,
         "gflop_per_s_of_large_products": peak / 1e9,
-        "gradient_bytes": sum(weight.nbytes for weight in model.parameters() if weight.requires_grad),
+        "gradient_bytes": gradient_bytes,
+        "all_reduce": exchanges,
         "memory_mib": memory,
     }
     storage.write(folder / "profile.json", json.dumps(about, indent=2) + "\n")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +18,22 @@ from rich.console import Console
 from rich.table import Table
 
 from . import distributed, storage
-from .config import Config, to_options
-from .distributed import hardware
+from .config import PACKAGE, Config, to_options
+from .distributed import hardware, launcher
 from .errors import UsageError
+from .prediction import Predicted, line_through, link_of, predict, where_it_stops_paying
 from .profiling import WARM_UP
 from .task.data import load
 
 TRAINING_LIMIT_S = 1800.0
-# Worlds for which a step is predicted.
-PREDICTED = [2**power for power in range(1, 13)]
-# Twice the processes are worth it if they raise the speed by this part at least.
-PAYS = 0.1
 
 
 class Measured(NamedTuple):
     """One training: so many processes with one global batch."""
 
+    nodes: int
     processes: int
+    """on all nodes together"""
     batch_size: int
     milliseconds: float
     """of a step, without evaluations and checkpoints"""
@@ -50,45 +46,13 @@ class Measured(NamedTuple):
     """from the command to its end"""
 
 
-class Predicted(NamedTuple):
-    """The milliseconds of a step that so many processes would take, by three ways to exchange."""
-
-    processes: int
-    batch_size: int
-    ring: float
-    tree: float
-    master: float
-
-
-@dataclass(frozen=True)
-class Link:
-    """How the processes reach each other, as an all-reduce of 1 KB and one of 64 MB tell."""
-
-    latency_s: float
-    """of one message"""
-    bandwidth: float
-    """bytes per second"""
-
-    def ring(self, size: float, processes: int) -> float:
-        """Return the seconds of an all-reduce in which each process sends to the next one."""
-        rounds = 2 * (processes - 1)
-        return rounds * self.latency_s + rounds / processes * size / self.bandwidth
-
-    def tree(self, size: float, processes: int) -> float:
-        """Return the seconds of one that goes up a binary tree and down again."""
-        return 2 * math.ceil(math.log2(processes)) * (self.latency_s + size / self.bandwidth)
-
-    def master(self, size: float, processes: int) -> float:
-        """Return the seconds of one in which a single process receives from all others, and sends to them."""
-        return 2 * (processes - 1) * (self.latency_s + size / self.bandwidth)
-
-
 def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     """Train with each number of processes and each global batch; print and write what was found; return the exit code.
 
     Args:
         settings: options that all trainings get.
-        asked: numbers of ``processes`` of this machine, and of samples in the ``batches``; number of ``steps``.
+        asked: numbers of ``processes`` of a machine, and of samples in the ``batches``; number of ``steps``; numbers of
+            ``nodes``, or nothing for trainings on this machine.
 
     Raises:
         UsageError: if no training can be made of these numbers, or one failed.
@@ -96,14 +60,21 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     folder = Path(config.train.run_dir)
     processes, batches = numbers(asked, "processes"), numbers(asked, "batches")
     steps = max(numbers(asked, "steps"))
-    cells = [(number, batch) for batch in batches for number in processes if batch % number == 0]
+    if asked["nodes"] and launcher.ON_NODES is None:
+        raise UsageError(f"{launcher.NAME} does not start other nodes from this one: leave --nodes away")
+    worlds = [(1, number) for number in processes]
+    if asked["nodes"]:
+        worlds = [(nodes, nodes * number) for nodes in numbers(asked, "nodes") for number in processes]
+    cells = [(*world, batch) for batch in batches for world in worlds if batch % world[1] == 0]
     if not cells:
         raise UsageError("no batch is divisible by a number of processes: choose others with --batches or --processes")
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[Measured] = []
-    about: dict[str, Any] = {}
-    for number, batch in cells:
-        row, about = measure(config, [*settings, "--data.batch_size", str(batch)], number, batch, steps, folder)
+    abouts: dict[int, dict[str, Any]] = {}
+    for nodes, number, batch in cells:
+        run = folder / f".{nodes}x{number // nodes}x{batch}"
+        start = started_on_nodes(run, nodes, number) if asked["nodes"] else started_here(run, number)
+        row, abouts[number] = measure(start, settings, (nodes, number), batch, steps, run)
         rows.append(row)
         storage.write_table(folder / "scaling.csv", Measured._fields, rows)
         print(
@@ -112,11 +83,11 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     show(rows)
     for sentence in crossovers(rows):
         print(sentence)
-    most = max(processes)
-    if most > 1 and 1 in processes:
-        link = measure_link(config, most)
+    most = max(abouts)
+    if most > 1 and 1 in abouts:
+        link = link_of(abouts[most], most)
         compute = line_through([(row.batch_size, row.milliseconds / 1e3) for row in rows if row.processes == 1])
-        size = float(about["gradient_bytes"])
+        size = float(abouts[most]["gradient_bytes"])
         predicted = list(predict(link, compute, size, max(batches)))
         storage.write_table(folder / "predicted.csv", Predicted._fields, predicted)
         print(where_it_stops_paying(predicted))
@@ -142,50 +113,81 @@ def numbers(asked: dict[str, str], name: str) -> list[int]:
     return sorted({int(number) for number in asked[name].split(",")})
 
 
+class Start(NamedTuple):
+    """How the processes of a training are started."""
+
+    command: list[str]
+    variables: dict[str, str]
+    options: dict[str, object]
+    """settings that belong to it"""
+    limit_s: float | None
+    """after which it hangs"""
+
+
+def started_here(run: Path, processes: int) -> Start:
+    """Return how to start processes of this machine alone, whatever the launcher."""
+    variables = {name: os.environ.get(name, value) for name, value in hardware.ENVIRONMENT.items()}
+    return Start(distributed.local_command(processes, ["train"]), variables, {"train.run_dir": run}, TRAINING_LIMIT_S)
+
+
+def started_on_nodes(run: Path, nodes: int, processes: int) -> Start:
+    """Return how the project's launcher starts processes on so many nodes, and waits for them, in a queue too."""
+    given = {name: value.format(run_dir=run) for name, value in (launcher.ON_NODES or {}).items()}
+    variables = {**given, "NNODES": str(nodes), "NPROC_PER_NODE": str(processes // nodes)}
+    options: dict[str, object] = {} if "RUN_DIR" in given else {"train.run_dir": run}
+    return Start([sys.executable, "-m", PACKAGE, "launch"], variables, options, limit_s=None)
+
+
 def measure(
-    config: Config, settings: list[str], processes: int, batch_size: int, steps: int, folder: Path
+    start: Start, settings: list[str], world: tuple[int, int], batch_size: int, steps: int, run: Path
 ) -> tuple[Measured, dict[str, Any]]:
-    """Train once; return what was measured, and what the profile says of it.
+    """Train once in the folder ``run``; return what was measured, and what the profile says of it.
+
+    Args:
+        world: numbers of nodes, and of processes on all of them.
 
     Raises:
         UsageError: if the training failed.
     """
-    run = folder / f".{processes}x{batch_size}"
     shutil.rmtree(run, ignore_errors=True)
     options = {
-        "train.run_dir": run,
+        **start.options,
+        "data.batch_size": batch_size,
         "train.resume": "none",
         "train.max_iterations": steps + WARM_UP,
         "train.evaluate_every": f"{steps + WARM_UP} steps",
         "train.log_every": steps + WARM_UP,
         "train.profile": "basic",
     }
-    command = distributed.local_command(processes, ["train", *settings, *to_options(options)])
-    environment = {**hardware.ENVIRONMENT, **os.environ}
     started = time.monotonic()
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [*start.command, *settings, *to_options(options)],
+        env={**os.environ, **start.variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
-            said, _ = process.communicate(timeout=TRAINING_LIMIT_S)
+            said, _ = process.communicate(timeout=start.limit_s)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         told = [line for line in said.splitlines() if "error: " in line or line.startswith("[rank")] or [said[-300:]]
-        raise UsageError(f"{processes} processes with batches of {batch_size}: {told[0].removeprefix('error: ')}", 1)
+        raise UsageError(f"{world[1]} processes with batches of {batch_size}: {told[0].removeprefix('error: ')}", 1)
     about: dict[str, Any] = json.loads((run / "profile" / "profile.json").read_text())
     step, wall = about["step_milliseconds"], time.monotonic() - started
     share = about["milliseconds"]["exchange"] / step
     shutil.rmtree(run)
-    return Measured(processes, batch_size, step, 1e3 * batch_size / step, share, about["memory_mib"], wall), about
+    return Measured(*world, batch_size, step, 1e3 * batch_size / step, share, about["memory_mib"], wall), about
 
 
 def crossovers(rows: Sequence[Measured]) -> Iterator[str]:
-    """Yield from which batch on each number of processes is faster than one, as far as both were measured."""
+    """Yield from which batch on each world is faster than one process, as far as both were measured."""
     alone = {row.batch_size: row.milliseconds for row in rows if row.processes == 1}
-    for number in sorted({row.processes for row in rows} - {1}):
-        both = sorted((row.batch_size, row.milliseconds) for row in rows if row.processes == number)
+    for world in sorted({(row.nodes, row.processes) for row in rows} - {(1, 1)}):
+        both = sorted((row.batch_size, row.milliseconds) for row in rows if (row.nodes, row.processes) == world)
         gains = [(batch, alone[batch] / spent) for batch, spent in both if batch in alone]
         faster = [batch for place, (batch, _) in enumerate(gains) if all(gain > 1 for _, gain in gains[place:])]
         if faster:
@@ -195,73 +197,19 @@ def crossovers(rows: Sequence[Measured]) -> Iterator[str]:
             said = "slower than one at every batch that was measured"
         else:
             continue
-        yield f"{number} processes are {said}"
+        yield f"{name_of(*world)} are {said}"
 
 
-def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return slope and start of the line that is nearest to the points; through zero, if there is one point."""
-    if len(points) == 1:
-        return points[0][1] / points[0][0], 0.0
-    slope, start = statistics.linear_regression(*zip(*points, strict=True))
-    return slope, max(start, 0.0)
-
-
-def predict(link: Link, compute: tuple[float, float], size: float, batch_size: int) -> Iterator[Predicted]:
-    """Yield what a step takes in larger and larger worlds, if nothing of the exchange is hidden by the backward pass.
-
-    Args:
-        compute: seconds of one process for each sample of its own, and for each step.
-        size: bytes of the gradients.
-        batch_size: samples of a step, over all processes.
-    """
-    per_sample, per_step = compute
-    for processes in PREDICTED:
-        if processes > batch_size:
-            return
-        alone = per_step + per_sample * batch_size / processes
-        exchanges = (link.ring(size, processes), link.tree(size, processes), link.master(size, processes))
-        yield Predicted(processes, batch_size, *(1e3 * (alone + exchange) for exchange in exchanges))
-
-
-def where_it_stops_paying(predicted: Sequence[Predicted]) -> str:
-    """Return one sentence: how many processes are worth it."""
-    said = f"predicted for batches of {predicted[0].batch_size}, each process with a core of its own: adding processes"
-    for row, more in pairwise(predicted):
-        gain = row.ring / more.ring - 1
-        if gain < PAYS:
-            what = f"gain {gain:.0%}" if gain > 0 else f"take {more.ring / row.ring - 1:.0%} longer"
-            return f"{said} stops paying at {row.processes}: {more.processes} would {what}"
-    return f"{said} pays up to {predicted[-1].processes} at least"
-
-
-def measure_link(config: Config, processes: int) -> Link:
-    """Return how the processes reach each other.
-
-    Raises:
-        UsageError: if they do not.
-    """
-    from .doctor import measure_here
-
-    measured = measure_here(config, processes)
-    if "error" in measured:
-        raise UsageError(f"{processes} processes cannot exchange: {measured['error']}", 1)
-    return link_of(measured, processes)
-
-
-def link_of(measured: dict[str, Any], processes: int) -> Link:
-    """Return the link that explains what ``doctor --exchange`` measured between so many processes."""
-    small, large = measured["all_reduce"]
-    rounds = 2 * (processes - 1)
-    latency = small["milliseconds"] / 1e3 / rounds
-    seconds = large["milliseconds"] / 1e3 - rounds * latency
-    return Link(latency, rounds / processes * large["bytes"] / seconds)
+def name_of(nodes: int, processes: int) -> str:
+    """Return what people call a world."""
+    return ("1 process" if processes == 1 else f"{processes} processes") + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
 def show(rows: Sequence[Measured]) -> None:
     """Print the table, with the efficiency: the speed of each process, as a part of that of one that trains alone."""
     alone = {row.batch_size: row.samples_per_second for row in rows if row.processes == 1}
     table = Table(box=None, pad_edge=False)
-    titles = ("processes", "batch", "ms", "samples/s", "efficiency", "weak", "exchange", "MiB", "wall s")
+    titles = ("nodes", "processes", "batch", "ms", "samples/s", "efficiency", "weak", "exchange", "MiB", "wall s")
     for title in titles:
         table.add_column(title, justify="right")
     for row in rows:
@@ -270,12 +218,12 @@ def show(rows: Sequence[Measured]) -> None:
         efficiencies = [f"{row.samples_per_second / row.processes / one:.0%}" if one else "" for one in (strong, weak)]
         speed = (f"{row.milliseconds:.3g}", f"{row.samples_per_second:.0f}")
         rest = (f"{row.exchange:.0%}", str(row.memory_mib), f"{row.wall_s:.1f}")
-        table.add_row(str(row.processes), str(row.batch_size), *speed, *efficiencies, *rest)
+        table.add_row(str(row.nodes), str(row.processes), str(row.batch_size), *speed, *efficiencies, *rest)
     Console().print(table)
 
 
 def draw(rows: Sequence[Measured], path: Path) -> None:
-    """Draw samples per second over the batch, one line for each number of processes."""
+    """Draw samples per second over the batch, one line for each world."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -283,9 +231,9 @@ def draw(rows: Sequence[Measured], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
     figure.set_layout_engine("constrained")
-    for number in sorted({row.processes for row in rows}):
-        line = [(row.batch_size, row.samples_per_second) for row in rows if row.processes == number]
-        axes.plot(*zip(*line, strict=True), marker=".", label=f"{number} process{'es' if number > 1 else ''}")
+    for world in sorted({(row.nodes, row.processes) for row in rows}):
+        line = [(row.batch_size, row.samples_per_second) for row in rows if (row.nodes, row.processes) == world]
+        axes.plot(*zip(*line, strict=True), marker=".", label=name_of(*world))
     axes.set(xlabel="global batch", ylabel="samples per second", xscale="log", yscale="log")
     axes.legend()
     with storage.replacing(path) as file:

@@ -20,6 +20,8 @@ from . import starter
 NAME = "kubernetes"
 ELSEWHERE = True  # the training runs on other machines than this one
 RESUME = "the same command"  # what resumes a stopped training
+# no single command starts the processes of many nodes, and waits for them
+ON_NODES: dict[str, str] | None = None
 
 
 def size(nproc_per_node: int | None) -> Size:

@@ -21,6 +21,8 @@ from . import starter, transport
 NAME = "mpirun"
 ELSEWHERE = False  # the training runs where it is started
 RESUME = "the same command"  # what resumes a stopped training
+# variables with which one command starts the processes of many nodes, and waits for them
+ON_NODES: dict[str, str] | None = {}
 
 
 def size(nproc_per_node: int | None) -> Size:

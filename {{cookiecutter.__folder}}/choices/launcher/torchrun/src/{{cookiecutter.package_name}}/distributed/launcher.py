@@ -23,6 +23,8 @@ from . import starter
 NAME = "torchrun"
 ELSEWHERE = False  # the training runs where it is started
 RESUME = "the same command"  # what resumes a stopped training
+# no single command starts the processes of many nodes, and waits for them
+ON_NODES: dict[str, str] | None = None
 
 
 def size(nproc_per_node: int | None) -> Size:

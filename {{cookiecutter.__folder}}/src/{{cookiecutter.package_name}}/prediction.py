@@ -1,0 +1,93 @@
+"""What would a step take in a world that is larger than this machine? From what one process computes, and from the link."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+# Worlds for which a step is predicted.
+PREDICTED = [2**power for power in range(1, 13)]
+# Twice the processes are worth it if they raise the speed by this part at least.
+PAYS = 0.1
+
+
+class Predicted(NamedTuple):
+    """The milliseconds of a step that so many processes would take, by three ways to exchange."""
+
+    processes: int
+    batch_size: int
+    ring: float
+    tree: float
+    master: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """How the processes reach each other, as a small all-reduce and a large one tell."""
+
+    latency_s: float
+    """of one message"""
+    bandwidth: float
+    """bytes per second"""
+
+    def ring(self, size: float, processes: int) -> float:
+        """Return the seconds of an all-reduce in which each process sends to the next one."""
+        rounds = 2 * (processes - 1)
+        return rounds * self.latency_s + rounds / processes * size / self.bandwidth
+
+    def tree(self, size: float, processes: int) -> float:
+        """Return the seconds of one that goes up a binary tree and down again."""
+        return 2 * math.ceil(math.log2(processes)) * (self.latency_s + size / self.bandwidth)
+
+    def master(self, size: float, processes: int) -> float:
+        """Return the seconds of one in which a single process receives from all others, and sends to them."""
+        return 2 * (processes - 1) * (self.latency_s + size / self.bandwidth)
+
+
+def link_of(measured: dict[str, Any], processes: int) -> Link:
+    """Return the link that explains the all-reduces that a doctor or a profile has timed between so many processes."""
+    small, large = measured["all_reduce"]
+    rounds = 2 * (processes - 1)
+    latency = small["milliseconds"] / 1e3 / rounds
+    seconds = max(large["milliseconds"] / 1e3 - rounds * latency, 1e-6)
+    return Link(latency, rounds / processes * large["bytes"] / seconds)
+
+
+def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return slope and start of the line that is nearest to the points; through zero, if there is one point."""
+    if len(points) == 1:
+        return points[0][1] / points[0][0], 0.0
+    slope, start = statistics.linear_regression(*zip(*points, strict=True))
+    return slope, max(start, 0.0)
+
+
+def predict(link: Link, compute: tuple[float, float], size: float, batch_size: int) -> Iterator[Predicted]:
+    """Yield what a step takes in larger and larger worlds, if nothing of the exchange is hidden by the backward pass.
+
+    Args:
+        compute: seconds of one process for each sample of its own, and for each step.
+        size: bytes of the gradients.
+        batch_size: samples of a step, over all processes.
+    """
+    per_sample, per_step = compute
+    for processes in PREDICTED:
+        if processes > batch_size:
+            return
+        alone = per_step + per_sample * batch_size / processes
+        exchanges = (link.ring(size, processes), link.tree(size, processes), link.master(size, processes))
+        yield Predicted(processes, batch_size, *(1e3 * (alone + exchange) for exchange in exchanges))
+
+
+def where_it_stops_paying(predicted: Sequence[Predicted]) -> str:
+    """Return one sentence: how many processes are worth it."""
+    said = f"predicted for batches of {predicted[0].batch_size}, each process with a core of its own: adding processes"
+    for row, more in pairwise(predicted):
+        gain = row.ring / more.ring - 1
+        if gain < PAYS:
+            what = f"gain {gain:.0%}" if gain > 0 else f"take {more.ring / row.ring - 1:.0%} longer"
+            return f"{said} stops paying at {row.processes}: {more.processes} would {what}"
+    return f"{said} pays up to {predicted[-1].processes} at least"
