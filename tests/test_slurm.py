@@ -58,7 +58,8 @@ def test_scaling_measures_nodes(project: Installed) -> None:
         "--train.run_dir",
         "runs/study",
     )
-    said = project.succeed("python3", "-m", project.package, "scaling", *asked)
+    known = {"SLURM_CONF": str(cluster.SLURM_CONF)}
+    said = project.succeed("python3", "-m", project.package, "scaling", *asked, variables=known)
     assert "2 processes on 2 nodes are " in said
     assert "adding processes" in said
     with (project.path / "runs" / "study" / "scaling.csv").open() as file:
