@@ -14,19 +14,19 @@ SETTINGS = config.TrainConfig()
 EXACT = ("--optim.name", "sgd", "--optim.lr", "0.05", "--train.max_iterations", "30")
 
 
-def images_to_scores() -> nn.Sequential:
+def convolutions() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Flatten(), nn.Linear(8 * 36, 2))
 
 
 def test_channels_last_changes_the_layout_of_weights_and_inputs_alone() -> None:
     seen: list[Tensor] = []
-    plain = images_to_scores()
-    changed = acceleration.accelerate(images_to_scores(), replace(SETTINGS, channels_last=True))
+    plain = convolutions()
+    changed = acceleration.accelerate(convolutions(), replace(SETTINGS, channels_last=True))
     convolution = changed.get_submodule("0")
     convolution.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    images = torch.randn(4, 3, 8, 8)
-    torch.testing.assert_close(changed(images), plain(images))
+    inputs = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(changed(inputs), plain(inputs))
     for tensor in (convolution.get_parameter("weight"), seen[0]):
         assert tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
 
@@ -72,12 +72,12 @@ def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers()
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(errors.UsageError, match=r"keeps its repeated parts as self\.blocks"):
-        acceleration.accelerate(images_to_scores(), replace(SETTINGS, activation_checkpointing=True))
+        acceleration.accelerate(convolutions(), replace(SETTINGS, activation_checkpointing=True))
 
 
 def test_products_are_rounded_as_asked() -> None:
     try:
-        acceleration.accelerate(images_to_scores(), replace(SETTINGS, matmul_precision="medium"))
+        acceleration.accelerate(convolutions(), replace(SETTINGS, matmul_precision="medium"))
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")

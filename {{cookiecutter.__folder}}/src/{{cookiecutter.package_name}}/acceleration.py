@@ -49,7 +49,7 @@ def blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:
 
 
 def _channels_last_too(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """Return the inputs with their images in the layout of the weights."""
+    """Return the inputs, those of four dimensions in the layout of the weights."""
 
     def changed(tensor: Tensor) -> Tensor:
         return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

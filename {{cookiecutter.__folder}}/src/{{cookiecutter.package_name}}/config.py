@@ -101,7 +101,7 @@ class TrainConfig:
     compile: bool = False
     """compile the model with torch.compile"""
     channels_last: bool = False
-    """keep the channels of each pixel together in memory, with which some devices convolve faster; rounded otherwise"""
+    """keep the channels of each place together in memory, with which some devices convolve faster; rounded otherwise"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """how products of float32 are rounded on a device that has faster ones: high keeps 11 bits or more, medium 8"""
     activation_checkpointing: bool = False
