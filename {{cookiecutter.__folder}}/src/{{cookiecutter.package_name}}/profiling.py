@@ -165,11 +165,12 @@ def profiled(
     for share in shares:
         slowest = f"{share.slowest_milliseconds:.3g} on rank {share.slowest_rank}"
         logger.info("  %-10s %8.3g  %3.0f %%  (%s)", share.part, share.milliseconds, 100 * share.share, slowest)
-    logger.info(
-        "each process computes %.3g GFLOP/s, %.0f %% of what the product of large matrices reaches here",
-        speed / 1e9,
-        100 * speed / peak,
-    )
+    if speed:
+        logger.info(
+            "each process computes %.3g GFLOP/s, %.0f %% of what the product of large matrices reaches here",
+            speed / 1e9,
+            100 * speed / peak,
+        )
     logger.info("%s; all is in %s", verdict(shares, config), folder)
 
 

@@ -135,7 +135,7 @@ def train(run: RunDirectory, config: Config) -> int:
         weight_average.attach(config.distributed.average_every, config.train.log_every)
 
     def agree() -> None:
-        # The memory holds one copy of a checkpoint at a time.
+        # The memory holds no copies but those of the last save.
         run.background.wait()
         # What belongs to all ranks, before one of them writes it or each measures its part.
         if weight_average:

@@ -28,8 +28,11 @@ SECONDS = 0.3
 def step_flops(model: nn.Module, config: Config, objective: Objective, batch: Any) -> int:
     """Return the floating-point operations of this rank's step by ``batch``: those of products and convolutions.
 
-    Operators that torch does not know, such as somebody's own kernels, count as none.
+    Operators that torch does not know, such as somebody's own kernels, count as none. So does all of a task with several
+    losses, whose steps are its own.
     """
+    if objective.losses:
+        return 0
     # What is compiled is not counted.
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
     with FlopCounterMode(display=False) as counter, evaluating(model), torch.no_grad(), eager:
