@@ -10,7 +10,6 @@ import ignite.distributed as idist
 import torch
 from ignite.utils import convert_tensor
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from .binding import Objective
 from .config import Config
@@ -33,6 +32,9 @@ def step_flops(model: nn.Module, config: Config, objective: Objective, batch: An
     """
     if objective.losses:
         return 0
+    # Imported here, as it warns where Triton is missing, also of trainings that are not profiled.
+    from torch.utils.flop_counter import FlopCounterMode
+
     # What is compiled is not counted.
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
     with FlopCounterMode(display=False) as counter, evaluating(model), torch.no_grad(), eager:
