@@ -303,7 +303,8 @@ def test_a_killed_run_ends_where_an_undisturbed_one_ends(
         command = distributed.local_command(processes, ["train", *settings, *distributed.TRIAL])
         assert run(command, FOLDERS["small"]).code not in (0, config.EXIT_RESUMABLE)
     killed = train(folder, processes, *settings)
-    assert Path(killed.summary["resumed_from"]).stem == "last_15"
+    # The newest one may not have been on the disk yet.
+    assert Path(killed.summary["resumed_from"]).stem in ("last_12", "last_15")
     assert [record["iteration"] for record in killed.records] == [12, 24, 36, 48]
     assert without_times(killed.records) == without_times(whole.records)
     assert without_times(killed.steps) == without_times(whole.steps)
