@@ -61,7 +61,9 @@ if __name__ == "__main__":
     before = next(
         (ANSWERS["_before"][name] for name in (backend, launcher) if name in ANSWERS["_before"]), ""
     )
-    installs = [ANSWERS["_install"][name] for name in (backend, launcher) if name in ANSWERS["_install"]]
+    installs = [
+        ANSWERS["_install"][name] for name in (backend, answer("tracker")) if name in ANSWERS["_install"]
+    ]
     lines = [f'cd {slug} && python3 -m pip install -e ".[dev]"', *installs, "scripts/train.sh"]
     print(
         f"\n{slug} is ready ({answer('hardware')}, {backend}, {launcher}). "

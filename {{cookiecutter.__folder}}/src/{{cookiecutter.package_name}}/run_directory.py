@@ -21,7 +21,7 @@ from .curves import draw_curves
 from .distributed import hardware, launcher
 from .errors import UsageError
 from .task import objective
-from .tracker import Listener, listeners
+from .tracking import Tracking
 
 logger = logging.getLogger(__package__)
 
@@ -55,11 +55,9 @@ class RunDirectory:
         self.warnings: list[str] = []
         self.lock: IO[str] | None = None
         self.background = Background()
-        self.listeners: list[Listener] = []
+        self.tracking = Tracking(self.path)
         _refuse(self._open() if self.writes else "", exit_code=1)
         self._start_logging()
-        if self.writes:
-            self.listeners = listeners(self.path)
 
     def _open(self) -> str:
         """Make the folder; return why it cannot be used, or nothing."""
@@ -95,6 +93,7 @@ class RunDirectory:
     def close(self) -> None:
         """Let others write the folder, when this process has written all."""
         self.background.close()
+        self.tracking.close()
         if self.lock:
             self.lock.close()
 
@@ -117,13 +116,14 @@ class RunDirectory:
         for warning in self.warnings:
             logger.warning("%s", warning)
 
-    def begin(self) -> None:
-        """Write config.yaml: from here on, these settings are those of the run."""
+    def begin(self, iteration: int) -> None:
+        """Write config.yaml: from here on, after so many steps, these settings are those of the run."""
         if self.writes:
             (self.path / "stopped").unlink(missing_ok=True)
             for folder in (self.path, self.checkpoints):
                 storage.remove_drafts(folder)
             storage.write(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+            self.tracking.begin(to_dict(self.config), iteration)
 
     def refuse_changes(self) -> None:
         """Refuse settings that would have changed what a finished run has learned.
@@ -173,10 +173,9 @@ class RunDirectory:
             if broken:
                 best = "" if may_be_best(record) else ", so that this evaluation cannot be the best"
                 logger.warning("%s: not a number%s; look at the validation data", ", ".join(broken), best)
-            for listener in self.listeners:
-                listener(record)
             lines = "".join(storage.to_json(record) + "\n" for record in self.records)
             storage.write(self.path / "metrics.jsonl", lines)
+            self.tracking.log("eval", record)
 
     def append_step(self, record: Record) -> None:
         """Add one line to steps.jsonl.
@@ -186,14 +185,13 @@ class RunDirectory:
         """
         self.background.check()
         if self.writes:
-            for listener in self.listeners:
-                listener(record)
             path = self.path / "steps.jsonl"
             try:
                 with path.open("a") as file:
                     file.write(storage.to_json(record) + "\n")
             except OSError as error:
                 raise storage.unwritable(path, error) from None
+            self.tracking.log("train", record)
 
     def best(self) -> Record:
         """Return the evaluation with the best score, the first of equal ones."""
@@ -242,6 +240,8 @@ class RunDirectory:
             text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
             values = (last[key], best[key], best["iteration"], best["checkpoint"])
             logger.info(text, place["wall_time_s"], key, *values, self.path)
+            kept = self.path / best["checkpoint"] if best["checkpoint"] else None
+            self.tracking.finish(self.path / "curves.png", kept)
         storage.write(self.path / "summary.json", storage.to_json({**last, **place, **summary}, indent=2) + "\n")
 
     def _best_and_its_checkpoint(self) -> Record:

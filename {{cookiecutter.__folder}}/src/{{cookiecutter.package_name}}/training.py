@@ -126,7 +126,7 @@ def train(run: RunDirectory, config: Config) -> int:
         # It may have been killed between its last checkpoint and its summary.
         return 0 if run.is_finished(trainer.state.iteration) else finish(run, kept, resumed_from, title_of(data))
 
-    run.begin()
+    run.begin(trainer.state.iteration)
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":

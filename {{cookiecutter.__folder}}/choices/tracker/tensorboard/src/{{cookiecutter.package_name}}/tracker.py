@@ -1,23 +1,37 @@
-"""Who else is told of every evaluation, beside the run directory's own files."""
+"""What TensorBoard is told of a run: event files in the run directory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Listener = Callable[[dict[str, Any]], None]
+import matplotlib.image
+from ignite.handlers import TensorboardLogger
 
 
-def listeners(folder: Path) -> list[Listener]:
-    """Return what shows every record of a run in TensorBoard: ``tensorboard --logdir runs``."""
-    from torch.utils.tensorboard import SummaryWriter
+class Tracker:
+    """What tracking.py calls, on rank 0 alone."""
 
-    writer = SummaryWriter(folder / "tensorboard")
+    def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
+        self.run_id = run_id
+        # What a killed run had shown after its last checkpoint is shown again: only the second time counts.
+        self.logger = TensorboardLogger(run_dir / "tensorboard", purge_step=step + 1 if resumes else None)
+        table = "".join(f"| {name} | {value} |\n" for name, value in settings.items())
+        self.logger.writer.add_text("settings", f"| setting | value |\n|---|---|\n{table}", step + 1)
 
-    def listen(record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            writer.add_scalar(name, value, record["iteration"])
-        writer.flush()
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Show numbers at a step."""
+        for name, value in numbers.items():
+            self.logger.writer.add_scalar(name, value, step)
+        self.logger.writer.flush()
+        self.step = step
 
-    return [listen]
+    def finish(self, picture: Path, checkpoint: Path | None) -> None:
+        """Show the curves and the path of the best checkpoint: TensorBoard keeps no files."""
+        image = matplotlib.image.imread(picture)
+        self.logger.writer.add_image("curves", image[..., :3], self.step, dataformats="HWC")
+        self.logger.writer.add_text("best checkpoint", str(checkpoint), self.step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.logger.close()

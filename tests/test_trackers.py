@@ -1,0 +1,175 @@
+"""Each tracker is told all of a training that is stopped and resumed: what it has is read back by its own means.
+
+tests/trackers/NAME.py runs in the project's environment and prints, as JSON, what the tracker knows of each run: numbers by
+name, each a list of steps and values, the settings, and the names of the files.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from baking import QUESTIONS, ROOT, Target
+from installing import Installed, Installer
+from test_ends import training
+
+pytestmark = [pytest.mark.executed, pytest.mark.thorough]
+
+KEY = "a-key-that-nobody-may-read"
+RUN = "runs/default"
+
+
+class Case(NamedTuple):
+    """How a tracker is used without the world: what its clients are told, and its server, if it has one."""
+
+    variables: dict[str, str]
+    server: Callable[[Path, int], list[str]] | None = None
+    runs: int = 1
+    """how many it has after a resume"""
+    files: bool = True
+    """whether it keeps files"""
+
+
+CASES = {
+    "tensorboard": Case({}, files=False),
+    "mlflow": Case(
+        {"MLFLOW_TRACKING_URI": "http://127.0.0.1:PORT", "MLFLOW_TRACKING_TOKEN": KEY},
+        lambda folder, port: [
+            *("mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
+            *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)),
+        ],
+    ),
+    "wandb": Case({"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}),
+    # These two resume only what their servers have.
+    "clearml": Case(
+        {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": "HOME", "CLEARML_API_SECRET_KEY": KEY}, runs=2
+    ),
+    "neptune": Case({"NEPTUNE_MODE": "offline", "NEPTUNE_API_TOKEN": KEY}, runs=2),
+    "trackio": Case(
+        {"TRACKIO_SERVER_URL": "http://127.0.0.1:PORT", "TRACKIO_WRITE_TOKEN": KEY},
+        lambda folder, port: [
+            *("env", f"TRACKIO_DIR={folder}", f"TRACKIO_WRITE_TOKEN={KEY}", "python3", "-c"),
+            f"import trackio; trackio.show(open_browser=False, server_port={port}, host='127.0.0.1')",
+        ],
+    ),
+    "visdom": Case(
+        {"VISDOM_SERVER_URL": "http://127.0.0.1", "VISDOM_PORT": "PORT"},
+        # Its own command downloads what a browser would show.
+        lambda folder, port: [
+            "python3",
+            "-c",
+            f"import visdom.server.run_server as s; s.start_server({port}, env_path={str(folder)!r}, bind_local=True)",
+        ],
+        files=False,
+    ),
+}
+
+
+def test_every_tracker_has_a_case() -> None:
+    assert {*CASES, "none"} == {*QUESTIONS["tracker"]}
+
+
+@contextlib.contextmanager
+def server(project: Installed, command: list[str], port: int, log: Path) -> Iterator[None]:
+    """A server that answers on this port of this machine, until the ``with`` block ends."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            env=project.environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=log.parent,
+        )
+    try:
+        for _ in range(120):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.5)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.parametrize("tracker", CASES)
+def test_a_stopped_and_resumed_training_is_told_whole(
+    install: Installer, tracker: str, tmp_path: Path
+) -> None:
+    case = CASES[tracker]
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker=tracker)
+    home, folder = tmp_path / "home", tmp_path / "server"
+    for made in (home, folder):
+        made.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    project.environment["HOME"] = str(home)
+    for name, value in case.variables.items():
+        project.environment[name] = value.replace("PORT", str(port)).replace("HOME", str(home))
+    if case.server:
+        project.environment["TRACKIO_DIR"] = str(folder)
+    with contextlib.ExitStack() as stack:
+        if case.server:
+            stack.enter_context(server(project, case.server(folder, port), port, tmp_path / "server.log"))
+        run = project.path / RUN
+        run.parent.mkdir()
+        with training(project, run, "--train.log_every", "11") as process:
+            process.terminate()
+            assert process.wait(timeout=120) == 85, run.with_suffix(".log").read_text()
+        done = json.loads((run / "steps.jsonl").read_text().splitlines()[-1])["iteration"]
+        more = ["--task.width", "8", "--train.log_every", "11", "--train.max_iterations", str(done + 33)]
+        project.succeed("scripts/train.sh", *more, "--optim.lr", "0.001")
+        assert "tracker failed" not in (run / "log.txt").read_text(), (run / "log.txt").read_text()
+        reader = (ROOT / "tests" / "trackers" / f"{tracker}.py").read_text()
+        runs: list[dict[str, Any]] = json.loads(
+            project.succeed("python3", "-c", reader, RUN).splitlines()[-1]
+        )
+
+    assert len(runs) == case.runs
+    told: dict[str, list[list[float]]] = {}
+    for part in runs:
+        for name, points in part["points"].items():
+            told.setdefault(name, []).extend(points)
+    # Every number of both files, once, and nothing else.
+    expected: dict[str, list[list[float]]] = {}
+    for group, file in (("train", "steps"), ("eval", "metrics")):
+        for line in (run / f"{file}.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            step = record.pop("iteration")
+            for name, value in record.items():
+                expected.setdefault(f"{group}/{name}", []).append([step, value])
+    assert told.keys() == expected.keys()
+    for name, points in expected.items():
+        # Some keep 32 bits of a number.
+        assert [step for step, _ in told[name]] == [step for step, _ in points], name
+        assert [value for _, value in told[name]] == pytest.approx(
+            [value for _, value in points], rel=1e-6
+        ), name
+    last = runs[-1]
+    # MLflow never changes what a run began with.
+    assert float(last["settings"]["optim.lr"]) == (0.003 if tracker == "mlflow" else 0.001)
+    best = Path(project.read_json(f"{RUN}/summary.json")["best"]["checkpoint"]).name
+    assert last["picture"]
+    assert any(best in name for name in last["files"]) or not case.files, last["files"]
+    places = [project.path, home, folder]
+    kept = [file for place in places for file in place.rglob("*") if file.is_file()]
+    assert not [file for file in kept if KEY.encode() in file.read_bytes()]
+
+
+def test_a_tracker_that_fails_costs_a_warning_and_no_step(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker="visdom")
+    # There is no server.
+    project.environment.update({"VISDOM_SERVER_URL": "http://127.0.0.1", "VISDOM_PORT": "9"})
+    project.succeed("scripts/train.sh", "--train.max_iterations", "44", "--task.width", "8")
+    assert project.read_json(f"{RUN}/summary.json")["iteration"] == 44
+    log = (project.path / RUN / "log.txt").read_text()
+    assert log.count("the tracker failed") == 1, log

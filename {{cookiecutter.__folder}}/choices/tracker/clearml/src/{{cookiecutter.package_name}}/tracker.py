@@ -1,0 +1,49 @@
+"""What ClearML is told of a run; CLEARML_OFFLINE_MODE=1 keeps it on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from clearml import Task
+from ignite.handlers import ClearMLLogger
+
+PROJECT = "{{ cookiecutter.project_slug }}"
+
+
+class Tracker:
+    """What tracking.py calls, on rank 0 alone."""
+
+    def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
+        self.logger = ClearMLLogger(
+            project_name=PROJECT,
+            task_name=run_dir.name,
+            # Offline, each start is a task of its own: ClearML resumes only what its server has.
+            continue_last_task=run_id if resumes and not Task.is_offline() else False,
+            reuse_last_task_id=False,
+            # It is told of everything here; what it would find out by itself would be told twice.
+            auto_connect_frameworks=False,
+            auto_connect_arg_parser=False,
+        )
+        self.task = self.logger.get_task()
+        self.run_id = self.task.id
+        # Otherwise it adds the last step that it knows to those of a resumed run.
+        self.task.set_initial_iteration(0)
+        self.task.set_parameters_as_dict({"settings": settings})
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Show numbers at a step."""
+        for name, value in numbers.items():
+            group, series = name.split("/")
+            self.logger.report_scalar(title=series, series=group, value=value, iteration=step)
+        self.step = step
+
+    def finish(self, picture: Path, checkpoint: Path | None) -> None:
+        """Keep the curves and the best checkpoint."""
+        self.logger.report_image(title="curves", series="all", local_path=str(picture), iteration=self.step)
+        if checkpoint:
+            self.task.upload_artifact("best checkpoint", checkpoint, wait_on_upload=True)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.logger.close()

@@ -1,0 +1,52 @@
+"""What MLflow is told of a run: the server of MLFLOW_TRACKING_URI, or a database beside the run directories."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+# A server that is gone is asked once more, for ten seconds, and not for minutes while all ranks wait.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+
+import mlflow
+from ignite.handlers import MLflowLogger
+
+EXPERIMENT = "{{ cookiecutter.project_slug }}"
+
+
+class Tracker:
+    """What tracking.py calls, on rank 0 alone."""
+
+    def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
+        location = None
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            folder = run_dir.parent.resolve()
+            mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+            location = (folder / "mlflow").as_uri()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        experiment = mlflow.get_experiment_by_name(name)
+        of = experiment.experiment_id if experiment else mlflow.create_experiment(name, location)
+        run = mlflow.start_run(run_id if resumes else None, experiment_id=of, run_name=run_dir.name)
+        self.run_id = run.info.run_id
+        self.logger = MLflowLogger()
+        if not resumes:
+            # MLflow never changes them: those of a resumed run are in its config.yaml alone.
+            self.logger.log_params(settings)
+        self.logger.log_dict(settings, "config.yaml")
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Show numbers at a step, without waiting for the server."""
+        self.logger.log_metrics(numbers, step, synchronous=False)
+
+    def finish(self, picture: Path, checkpoint: Path | None) -> None:
+        """Keep the curves and the best checkpoint."""
+        for file in (picture, checkpoint):
+            if file:
+                self.logger.log_artifact(str(file))
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.logger.flush_async_logging()
+        self.logger.close()

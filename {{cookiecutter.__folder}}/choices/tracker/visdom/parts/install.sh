@@ -1,0 +1,1 @@
+scripts/install_visdom.sh  # builds Visdom, which has no wheels

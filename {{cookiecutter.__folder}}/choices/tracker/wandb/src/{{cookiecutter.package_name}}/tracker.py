@@ -1,0 +1,34 @@
+"""What Weights & Biases is told of a run; WANDB_MODE=offline writes it to the run directory, for ``wandb sync``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import wandb
+from ignite.handlers import WandBLogger
+
+PROJECT = "{{ cookiecutter.project_slug }}"
+
+
+class Tracker:
+    """What tracking.py calls, on rank 0 alone."""
+
+    def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
+        self.run_id = run_id
+        self.logger = WandBLogger(project=PROJECT, name=run_dir.name, id=run_id, resume="allow", dir=str(run_dir))
+        self.logger.config.update(settings, allow_val_change=True)
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Show numbers at a step; W&B leaves out steps that it has seen, before the run was killed."""
+        self.logger.log(numbers, step=step)
+
+    def finish(self, picture: Path, checkpoint: Path | None) -> None:
+        """Keep the curves and the best checkpoint."""
+        self.logger.log({"curves": wandb.Image(str(picture))})
+        if checkpoint:
+            self.logger.log_artifact(str(checkpoint), name=f"checkpoint-{self.run_id}", type="model")
+
+    def close(self) -> None:
+        """Send what is left."""
+        self.logger.close()
