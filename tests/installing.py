@@ -116,20 +116,20 @@ class Installer:
         if target.backend == "mpi":
             return self._beside_a_torch_with_mpi(target, baked, packages)
         packages += [mpi] if target.launcher == "mpirun" else []
-        script = ["scripts/install_horovod.sh"] if target.backend == "horovod" else []
+        scripts = [name for name in baked.files() if name.startswith("scripts/install_")]
         project = folder / "project"
         shutil.copytree(baked.path, project)
-        venv = self._environments / hashlib.sha256(repr(packages + script).encode()).hexdigest()[:16]
+        venv = self._environments / hashlib.sha256(repr(packages + scripts).encode()).hexdigest()[:16]
         installed = Installed(project, baked.package, _environment(target, project, venv))
         ready = venv / "ready"
         with one_at_a_time(venv):
             if not ready.exists():
                 installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
                 installed.succeed("uv", "pip", "install", "--quiet", *packages, limit_s=INSTALL_LIMIT_S)
-                if script:
-                    # It keeps what it builds for the next environment.
+                for script in scripts:
+                    # It may keep what it builds for the next environment.
                     with one_at_a_time(CACHE / "wheels"):
-                        installed.succeed(*script, limit_s=INSTALL_LIMIT_S)
+                        installed.succeed(script, limit_s=INSTALL_LIMIT_S)
                 ready.touch()
         return installed
 

@@ -19,7 +19,7 @@ HOOK = ROOT / "hooks/post_gen_project.py"
 BASES: dict[str, dict[str, str]] = CONTEXT["_bases"]
 STATEMENT = re.compile(r"\{%.*?%\}", re.DOTALL)
 INCLUDE = re.compile(r"\{%-? include (?P<what>.+?)(?P<optional> ignore missing)? -?%\}")
-MOST_INCLUDES = 16
+MOST_INCLUDES = 18
 # What has no folder, because it adds nothing.
 NOTHING = ("auto", "none", "false")
 Lay = Callable[..., CompletedProcess[str]]
@@ -68,7 +68,13 @@ def lay(tmp_path: Path) -> Lay:
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             (project / name).write_text(text)
         context: dict[str, Any] = {"_before": {}, "_install": {}, "_bases": {"backend": {"gloo": "torch"}}}
-        context |= {"project_slug": "project", "hardware": "cpu", "__backend": "gloo", "__launcher": "spawn"}
+        context |= {
+            "project_slug": "project",
+            "hardware": "cpu",
+            "__backend": "gloo",
+            "__launcher": "spawn",
+            "tracker": "none",
+        }
         return run(sys.executable, rendered_hook({**context, **answers}, tmp_path), cwd=project)
 
     return lay

@@ -108,6 +108,11 @@ def test_every_snippet_of_the_page_works_in_turn(bake: Bake, install: Installer,
             )
             assert two["weights_difference"] == 0.0
     assert project.read_json("runs/huber/summary.json")["val_r2"] > 0.9
+    # The page's own tracker was told what metrics.jsonl was.
+    tracked = (project.path / "runs/tracked/tracked.csv").read_text().splitlines()
+    losses = [float(line.split(",")[2]) for line in tracked if ",eval/val_loss," in line]
+    records = (project.path / "runs/tracked/metrics.jsonl").read_text().splitlines()
+    assert losses == [json.loads(line)["val_loss"] for line in records] != []
 
 
 def test_the_tests_of_a_project_pass_with_another_task(

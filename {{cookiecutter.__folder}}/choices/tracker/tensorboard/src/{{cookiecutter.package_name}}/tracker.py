@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 from ignite.handlers import TensorboardLogger
+from matplotlib import pyplot
 
 
 class Tracker:
@@ -28,8 +28,8 @@ class Tracker:
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Show the curves and the path of the best checkpoint: TensorBoard keeps no files."""
-        image = matplotlib.image.imread(picture)
-        self.logger.writer.add_image("curves", image[..., :3], self.step, dataformats="HWC")
+        drawn = pyplot.imread(picture)
+        self.logger.writer.add_image("curves", drawn[..., :3], self.step, dataformats="HWC")
         self.logger.writer.add_text("best checkpoint", str(checkpoint), self.step)
 
     def close(self) -> None:

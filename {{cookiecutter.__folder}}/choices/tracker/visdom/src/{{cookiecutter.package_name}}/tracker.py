@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 from ignite.handlers import VisdomLogger
+from matplotlib import pyplot
 
 PROJECT = "{{ cookiecutter.project_slug }}"
 
@@ -36,8 +36,8 @@ class Tracker:
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Show the curves and the path of the best checkpoint: Visdom keeps no files."""
-        image = 255 * matplotlib.image.imread(picture)[..., :3].transpose(2, 0, 1)
-        self.logger.vis.image(image, win="curves", opts={"title": "curves"})
+        drawn = 255 * pyplot.imread(picture)[..., :3].transpose(2, 0, 1)
+        self.logger.vis.image(drawn, win="curves", opts={"title": "curves"})
         self.logger.vis.text(str(checkpoint), win="best", opts={"title": "best checkpoint"})
 
     def close(self) -> None:
