@@ -166,6 +166,21 @@ def test_a_stopped_and_resumed_training_is_told_whole(
     assert not [file for file in kept if KEY.encode() in file.read_bytes()]
 
 
+def test_a_tracker_that_hangs_costs_a_warning_and_no_step(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker="visdom")
+    tracking = project.path / "src" / project.package / "tracking.py"
+    tracking.write_text(tracking.read_text().replace("LIMIT_S = 60.0", "LIMIT_S = 5.0"))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        project.environment.update({"VISDOM_SERVER_URL": "http://127.0.0.1", "VISDOM_PORT": str(port)})
+        project.succeed("scripts/train.sh", "--train.max_iterations", "44", "--task.width", "8", limit_s=90)
+    assert project.read_json(f"{RUN}/summary.json")["iteration"] == 44
+    log = (project.path / RUN / "log.txt").read_text()
+    assert log.count("the tracker failed") == log.count("no answer for 5 s") == 1, log
+
+
 def test_a_tracker_that_fails_costs_a_warning_and_no_step(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker="visdom")
     # There is no server.

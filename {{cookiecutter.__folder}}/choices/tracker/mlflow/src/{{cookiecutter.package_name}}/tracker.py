@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# A server that is gone is asked once more, for ten seconds, and not for minutes while all ranks wait.
+# A server that is gone is asked once more, for ten seconds, and not for minutes at the end of a training.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 
@@ -37,8 +37,8 @@ class Tracker:
         self.logger.log_dict(settings, "config.yaml")
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Show numbers at a step, without waiting for the server."""
-        self.logger.log_metrics(numbers, step, synchronous=False)
+        """Show numbers at a step."""
+        self.logger.log_metrics(numbers, step)
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Keep the curves and the best checkpoint."""
@@ -48,5 +48,4 @@ class Tracker:
 
     def close(self) -> None:
         """Send what is left."""
-        self.logger.flush_async_logging()
         self.logger.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tracker:
-    """What tracking.py calls, on rank 0 alone; fill it in to use a tracker of your own.
+    """What tracking.py calls, on rank 0 alone, beside the training; fill it in to use a tracker of your own.
 
     Args:
         run_dir: the run directory.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,11 @@ class Tracker:
     def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
         self.run_id = run_id if resumes else f"{PROJECT}-{run_dir.name}-{run_id[:6]}".replace("_", "-")
         self.logger = VisdomLogger(env=self.run_id)
-        self.executor = ThreadPoolExecutor(max_workers=1)
-        self.sent: list[Future[None]] = []
         lines = "".join(f"{name}: {value}<br>" for name, value in settings.items())
         self.logger.vis.text(lines, win="settings", opts={"title": "settings"})
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Show numbers at a step, without waiting for the server."""
-        while self.sent and self.sent[0].done():
-            self.sent.pop(0).result()
-        self.sent.append(self.executor.submit(self._draw, numbers, step))
-
-    def _draw(self, numbers: dict[str, float], step: int) -> None:
+        """Show numbers at a step."""
         for name, value in numbers.items():
             opts = {"title": name, "xlabel": "step"}
             self.logger.vis.line([value], [step], win=name, name=name, update="append", opts=opts)
@@ -41,8 +33,5 @@ class Tracker:
         self.logger.vis.text(str(checkpoint), win="best", opts={"title": "best checkpoint"})
 
     def close(self) -> None:
-        """Send what is left; VisdomLogger.close would also remove every window."""
-        for sent in self.sent:
-            sent.result()
-        self.executor.shutdown()
+        """Let the server keep it; VisdomLogger.close would remove every window."""
         self.logger.vis.save([self.run_id])
