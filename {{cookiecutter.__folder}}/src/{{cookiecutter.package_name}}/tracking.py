@@ -87,7 +87,8 @@ class Tracking:
         resumes = file.exists()
         run_id = file.read_text().strip() if resumes else uuid.uuid4().hex
         tracker = Tracker(self.run_dir, settings, step, run_id, resumes)
-        storage.write(file, f"{tracker.run_id}\n")
+        if tracker.run_id:
+            storage.write(file, f"{tracker.run_id}\n")
         return tracker
 
     def _give_up(self, reason: str) -> None:

@@ -13,12 +13,13 @@ class Tracker:
         run_dir: the run directory.
         settings: all settings, by names such as ``optim.lr``.
         step: steps that are done; 0, unless the run resumes.
-        run_id: what identifies the run in the tracker; a resumed run gets the one that ``self.run_id`` was before.
+        run_id: what identifies the run in the tracker; a resumed run gets the one that ``self.run_id`` was before. An
+            empty one is not kept.
         resumes: whether the run began earlier.
     """
 
     def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
-        self.run_id = run_id
+        self.run_id = ""
 
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Show numbers such as ``train/loss`` or ``eval/val_loss`` at a step."""
