@@ -69,11 +69,13 @@ def update(session: nox.Session) -> None:
     done = subprocess.run([*command, *checkout], check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
         # What the template says, or the exception for what is no answer, no repository or no version of it.
-        refused = re.search(r"^(?:ddl-template: .+|(?:ValueError|cruft\.exceptions\.\w+): [\s\S]+)", done.stderr, re.M)
+        said = r"^(?:ddl-template: .+|(?:ValueError|cruft\.exceptions\.\w+): [\s\S]+)"
+        refused = re.search(said, done.stderr, re.MULTILINE)
         session.error(refused[0].partition(": ")[2].strip(" .\n") if refused else done.stderr)
 
     # Where git could not even write what it rejects: an edited file is to go, or one of yours is in the way.
-    conflicts = re.findall(r"^error: (.+): (?:patch does not apply|already exists in .+)$", done.stderr, re.M)
+    left = r"^error: (.+): (?:patch does not apply|already exists in .+)$"
+    conflicts = re.findall(left, done.stderr, re.MULTILINE)
     conflicts += git("diff", "--name-only", "--relative", "--diff-filter=U")
     conflicts += [name[: -len(".rej")] for name in git("ls-files", "--others", "--exclude-standard", "*.rej")]
     if conflicts:
