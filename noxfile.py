@@ -8,6 +8,7 @@
 need root, or gigabytes, all in one: everything, and at last matrix.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ else:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check the template's own Python: format, style, types."""
-    session.install("-r", "tests/requirements.txt", "mypy", "nox", "types-PyYAML")
+    session.install("-r", "tests/requirements.txt", "mypy", "types-PyYAML")
     session.run("ruff", "format", "--check")
     session.run("ruff", "check")
     session.run("mypy")
@@ -158,6 +159,24 @@ def demo(session: nox.Session) -> None:
     session.chdir(project)
     session.run("scripts/train.sh", external=True)
     session.log(f"trained: see {project.relative_to(ROOT)}/runs/default/curves.png")
+
+
+@nox.session
+def instances(session: nox.Session) -> None:
+    """Render every target into instances/, or -- FOLDER: to be read, and to be compared with another target or version."""
+    session.install("cookiecutter")
+    folder = Path(session.posargs[0]) if session.posargs else ROOT / "instances"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for backend, row in QUESTIONS["_support"].items():
+        for hardware, launcher in itertools.product(row["hardware"], row["launchers"]):
+            answers = (f"hardware={hardware}", f"backend={backend}", f"launcher={launcher}")
+            bake = ("cookiecutter", "--no-input", "--output-dir", session.create_tmp(), str(ROOT), *answers)
+            session.run(*bake, silent=True)
+            project = Path(session.create_tmp()) / "my-ddl-project"
+            # It names this clone, and nobody updates an instance.
+            (project / ".cruft.json").unlink(missing_ok=True)
+            shutil.move(project, folder / f"{hardware}-{backend}-{launcher}")
 
 
 @nox.session

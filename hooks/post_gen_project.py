@@ -2,13 +2,18 @@
 
 choices/QUESTION/ANSWER/ holds what one answer adds, each file at its final path. Two names in it are reserved:
 parts/ holds pieces that README.md and the like include, and with/QUESTION/ANSWER/ what two answers add together.
+At last, .cruft.json keeps which version of the template this was, so that the project can be updated.
 """
 
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
 CHOICES = Path("choices")
@@ -50,11 +55,70 @@ def lay(folder: Path, laid: set[Path]) -> None:
         laid.add(path)
 
 
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says in a folder; None where it fails or is not installed."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def template_folder() -> Path | None:
+    """Return where the template lies. A relative path begins where it was typed, which cookiecutter does not tell."""
+    for start in (os.environ.get("PWD", ""), ANSWERS["_output_dir"]):
+        folder = Path(start, ANSWERS["_repo_dir"])
+        if folder.is_absolute() and (folder / "cookiecutter.json").is_file():
+            return folder
+    return None
+
+
+def version_of_the_template() -> dict[str, Any] | None:
+    """Return what cruft keeps of a template and its answers; None unless a commit holds all that was rendered."""
+    # cruft itself renders without a folder, from a commit of its choice, and then writes the file.
+    if "_repo_dir" not in ANSWERS or "_commit" in ANSWERS or not (folder := template_folder()):
+        return None
+    # In a folder of some other repository, a second line names that folder.
+    commit = git(folder, "rev-parse", "HEAD", "--show-prefix")
+    changes = git(folder, "status", "--porcelain", "--", "hooks", "*cookiecutter.*")
+    if not commit or "\n" in commit or changes != "":
+        return None
+    template: str | None = str(folder.resolve())
+    if ANSWERS["_repo_dir"] != ANSWERS["_template"]:
+        # cookiecutter has cloned a URL, or what gh: stands for.
+        template = git(folder, "remote", "get-url", "origin")
+    if not template:
+        return None
+    # A password in it is not for others to read.
+    template = re.sub("^(https?://)[^/@]*@", r"\1", template)
+    questions = json.loads((folder / "cookiecutter.json").read_text(encoding="utf-8"))
+    # The hook gets everything sorted, and cruft writes it in the template's own order.
+    context = {
+        key: value if value == ANSWERS[key] else ANSWERS[key]
+        for key, value in questions.items()
+        if key in ANSWERS
+    }
+    return {
+        "template": template,
+        "commit": commit,
+        "checkout": ANSWERS["_checkout"],
+        "context": {"cookiecutter": context | {"_template": template, "_commit": commit}},
+        "directory": None,
+    }
+
+
 if __name__ == "__main__":
     laid: set[Path] = set()
     for chosen in chosen_folders():
         lay(chosen, laid)
     shutil.rmtree(CHOICES)
+    if version := version_of_the_template():
+        text = json.dumps(version, ensure_ascii=False, indent=2) + "\n"
+        Path(".cruft.json").write_text(text, encoding="utf-8")
+    else:
+        # Of an earlier project, over which this one is rendered.
+        Path(".cruft.json").unlink(missing_ok=True)
 
     backend, launcher, slug = answer("backend"), answer("launcher"), ANSWERS["project_slug"]
     # What README.md has to say before the first command, and what follows the installation.

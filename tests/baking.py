@@ -23,6 +23,16 @@ SUPPORT: dict[str, Any] = CONTEXT["_support"]
 
 TIME_LIMIT_S = 60
 
+# Only a project that is rendered from a commit can be updated, and says so.
+VERSION = ".cruft.json"
+
+
+def has_a_version(template: Path) -> bool:
+    """Return whether a commit of the template holds all that is rendered."""
+    status = ["git", "-C", str(template), "status", "--porcelain", "--", "hooks", "*cookiecutter.*"]
+    done = subprocess.run(status, check=False, capture_output=True, text=True)
+    return (template / ".git").exists() and (done.returncode, done.stdout) == (0, "")
+
 
 class Target(NamedTuple):
     hardware: str

@@ -1,12 +1,17 @@
-"""Which answers go together, what is refused, and how cookiecutter and cruft are called for it."""
+"""Which answers go together, what is refused, and how a project is updated and gets other answers."""
 
 import json
+import os
 import re
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
-from baking import COMBINATIONS, CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, Target, run, snapshot
+from baking import COMBINATIONS, CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, VERSION, Target, run, snapshot
 from conftest import Bake, Refuse, Shell, commit_all, copy_template, git, the_sentence
 
 # The table of the design, written out a second time: a changed cookiecutter.json must be meant.
@@ -21,6 +26,13 @@ DESIGN = {
 REFUSED = [combination for combination in COMBINATIONS if combination not in TARGETS]
 # More answers than the question offers, because the last three of a sentence are read back from it.
 CHOICE = re.compile(r"(.+), so (.+) cannot work: choose hardware=(\S+) backend=(\S+) launcher=(\S+)")
+# What nox makes of a session that refuses.
+ABORTED = re.compile(
+    r"^nox > Session update aborted: (.+?)\.?(?: \(took .+\))?\.?$", re.MULTILINE | re.DOTALL
+)
+HERE = Target("cpu", "gloo", "torchrun")
+THERE = Target("gpu", "nccl", "slurm")
+Update = Callable[..., CompletedProcess[str]]
 
 
 def test_the_support_table_is_the_one_of_the_design() -> None:
@@ -147,7 +159,12 @@ def test_answers_typed_at_the_prompts_make_the_same_project_as_answers_given_at_
     done = shell("cookiecutter", ROOT, stdin="\n".join(typed.values()) + "\n")
     assert done.returncode == 0, done.stdout + done.stderr
     project = bake(hardware="gpu", launcher="slurm", use_notebook=True)
-    assert snapshot(tmp_path / "my-ddl-project") == snapshot(project.path)
+    assert rendered(tmp_path / "my-ddl-project") == rendered(project.path)
+
+
+def rendered(folder: Path) -> dict[str, tuple[bytes, bool]]:
+    """The files of a project, whichever version of the template they are from."""
+    return {name: content for name, content in snapshot(folder).items() if name != VERSION}
 
 
 def test_a_git_url_renders_what_the_working_tree_renders(
@@ -155,7 +172,7 @@ def test_a_git_url_renders_what_the_working_tree_renders(
 ) -> None:
     done = shell("cookiecutter", template_repository.as_uri(), "--no-input", "backend=horovod")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert snapshot(tmp_path / "my-ddl-project") == snapshot(bake(backend="horovod").path)
+    assert rendered(tmp_path / "my-ddl-project") == rendered(bake(backend="horovod").path)
 
 
 def test_a_replay_and_the_stored_answers_re_create_the_project_byte_for_byte(
@@ -252,18 +269,281 @@ def test_an_update_to_a_newer_template_keeps_what_the_user_has_edited(
     assert shell("cruft", "check", cwd=project).returncode == 0
 
 
-def test_an_update_with_another_launcher_makes_the_project_for_it_and_keeps_edits(
-    shell: Shell, bake: Bake, template_repository: Path, environment: dict[str, str], tmp_path: Path
+def version_of(project: Path) -> dict[str, Any]:
+    version: dict[str, Any] = json.loads((project / VERSION).read_text(encoding="utf-8"))
+    return version
+
+
+def test_a_project_keeps_the_version_that_rendered_it_as_cruft_keeps_it(
+    shell: Shell, template_repository: Path, tmp_path: Path
 ) -> None:
-    done = shell("cruft", "create", "--no-input", template_repository)
+    done = shell("cookiecutter", template_repository, "--no-input", "-o", "plain", "author_name=Möwe")
     assert done.returncode == 0, done.stdout + done.stderr
-    project = tmp_path / "my-ddl-project"
+    answers = json.dumps({"author_name": "Möwe"})
+    done = shell(
+        "cruft", "create", "-y", "--extra-context", answers, "--output-dir", "cruft", template_repository
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, cruft = tmp_path / "plain/my-ddl-project", tmp_path / "cruft/my-ddl-project"
+    assert snapshot(plain) == snapshot(cruft)
+    for command in (["check"], ["diff", "--exit-code"]):
+        done = shell("cruft", *command, cwd=plain)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_version_names_the_url_that_was_cloned_without_its_password(
+    shell: Shell, template_repository: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    commit = git(template_repository, environment, "rev-parse", "HEAD").strip()
+    config = {
+        "cookiecutters_dir": str(tmp_path / "clones"),
+        "abbreviations": {"here": f"file://{template_repository.parent}/{{0}}.git"},
+    }
+    (tmp_path / "rc").write_text(json.dumps(config))
+    options = ("--no-input", "--config-file", "rc", "--overwrite-if-exists")
+    done = shell("cookiecutter", "here:ddl-template", *options, "--checkout", "main")
+    assert done.returncode == 0, done.stdout + done.stderr
+    version = version_of(tmp_path / "my-ddl-project")
+    assert version["template"] == template_repository.as_uri()
+    assert (version["commit"], version["checkout"]) == (commit, "main")
+    clone = tmp_path / "clones/ddl-template"
+    git(clone, environment, "remote", "set-url", "origin", "https://ann:secret@example.org/ddl-template.git")
+    done = shell("cookiecutter", "ddl-template", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert version_of(tmp_path / "my-ddl-project")["template"] == "https://example.org/ddl-template.git"
+    assert "secret" not in (tmp_path / "my-ddl-project" / VERSION).read_text()
+
+
+def test_the_path_of_a_template_may_be_relative(
+    template_repository: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "template").symlink_to(template_repository)
+    bake = f"cd here && {sys.executable} -m cookiecutter ../template --no-input -o ../far/away"
+    done = run("sh", "-c", bake, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert version_of(tmp_path / "far/away/my-ddl-project")["template"] == str(template_repository)
+
+
+def test_a_project_names_no_version_that_did_not_render_it(
+    shell: Shell, environment: dict[str, str], tmp_path: Path
+) -> None:
+    template = tmp_path / "template"
+    template.mkdir()
+    copy_template(template)
+
+    def has_a_version() -> bool:
+        done = shell("cookiecutter", template, "--no-input", "--overwrite-if-exists")
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+        return (tmp_path / "my-ddl-project" / VERSION).exists()
+
+    assert not has_a_version(), "no repository"
+    git(template, environment, "init", "-q")
+    assert not has_a_version(), "no commit"
+    commit_all(template, environment)
+    assert has_a_version()
+    (template / "notes.txt").write_text("not rendered\n")
+    assert has_a_version()
+    (project,) = template.glob("{{*}}")
+    (project / "notes.txt").write_text("rendered\n")
+    assert not has_a_version(), "a change, and the file of an earlier bake is gone"
+    shutil.rmtree(template / ".git")
+    git(tmp_path, environment, "init", "-q")
+    commit_all(tmp_path, environment)
+    assert not has_a_version(), "the repository of something else"
+
+
+# The session update of a project -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def update(environment: dict[str, str], tmp_path: Path) -> Update:
+    """Call it as a user would, who has told pip and uv where packages are."""
+    packages = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_"))}
+    # nox points it at the environment of the tests.
+    packages.pop("UV_PYTHON", None)
+
+    def update(project: Path, *answers: str) -> CompletedProcess[str]:
+        nox = (sys.executable, "-m", "nox", "--envdir", str(tmp_path / "nox"), "-s", "update", "--")
+        variables = environment | packages | {"PYTHONDONTWRITEBYTECODE": "1"}
+        return run(*nox, *answers, cwd=project, env=variables)
+
+    return update
+
+
+def committed(shell: Shell, template: Path, environment: dict[str, str], folder: Path) -> Path:
+    """A project that is rendered by cookiecutter alone, and committed as it is."""
+    answers = [f"{question}={answer}" for question, answer in HERE._asdict().items()]
+    done = shell("cookiecutter", template, "--no-input", "-o", folder, *answers)
+    assert done.returncode == 0, done.stdout + done.stderr
+    project = folder / "my-ddl-project"
     git(project, environment, "init", "-q")
-    edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
     commit_all(project, environment)
-    variables = json.dumps({"launcher": "slurm"})
-    done = shell("cruft", "update", "-y", "--variables-to-update", variables, cwd=project)
+    return project
+
+
+def become(target: Target) -> list[str]:
+    return [f"{question}={answer}" for question, answer in target._asdict().items()]
+
+
+def test_a_project_becomes_another_target_and_comes_back_with_its_edits(
+    shell: Shell,
+    bake: Bake,
+    update: Update,
+    template_repository: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    def edit_as_a_user(project: Path) -> None:
+        package = project / "src/my_ddl_project"
+        edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
+        edit(package / "training.py", '"""One whole training, top down;', '"""Our training, top down;')
+        edit(package / "task/objective.py", 'SCORE = "accuracy"', 'SCORE = "loss"')
+        (package / "task/mine.py").write_text("MINE = True\n")
+
+    project = committed(shell, template_repository, environment, tmp_path)
+    edit_as_a_user(project)
+    commit_all(project, environment)
+    start = snapshot(project)
+
+    done = update(project, *become(THERE))
+    assert done.returncode == 0 and "Updated: " in done.stderr, done.stderr
+    fresh = Path(shutil.copytree(bake(**THERE._asdict()).path, tmp_path / "fresh"))
+    edit_as_a_user(fresh)
+    assert rendered(project) == rendered(fresh)
+    commit_all(project, environment)
+
+    done = update(project)
+    assert done.returncode == 0 and "This is the newest version" in done.stderr, done.stderr
+    assert not git(project, environment, "status", "--porcelain")
+
+    done = update(project, *become(HERE))
+    assert done.returncode == 0, done.stderr
+    assert snapshot(project) == start
+
+
+def test_the_session_updates_a_project_from_one_version_to_the_next(
+    shell: Shell,
+    update: Update,
+    template_repository: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    template = tmp_path / "template"
+    git(tmp_path, environment, "clone", "-q", str(template_repository), str(template))
+    project = committed(shell, template, environment, tmp_path)
+    edit(project / "configs/default.yaml", "batch_size: 64", "batch_size: 32")
+    commit_all(project, environment)
+    (folder,) = template.glob("{{*}}")
+    (folder / "docs/news.md").write_text("# News\n")
+    commit_all(template, environment)
+    git(template, environment, "tag", "v1")
+    (folder / "docs/news.md").write_text("# More news\n")
+    newest = commit_all(template, environment)
+
+    for arguments, news in ((["checkout=v1"], "# News\n"), ([], "# More news\n")):
+        done = update(project, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert (project / "docs/news.md").read_text() == news
+        assert "batch_size: 32" in (project / "configs/default.yaml").read_text()
+        commit_all(project, environment)
+    assert version_of(project)["commit"] == newest
+
+
+def test_an_update_that_cannot_be_is_refused_in_one_sentence_and_changes_nothing(
+    shell: Shell,
+    update: Update,
+    template_repository: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    project = committed(shell, template_repository, environment, tmp_path)
+
+    def refused(*answers: str) -> str:
+        before = (
+            snapshot(project),
+            (project / ".git").exists() and git(project, environment, "status", "--short"),
+        )
+        done = update(project, *answers)
+        assert done.returncode == 1, done.stderr
+        (sentence,) = ABORTED.findall(done.stderr)
+        assert "\n" not in sentence and "Traceback" not in done.stderr, done.stderr
+        after = (
+            snapshot(project),
+            (project / ".git").exists() and git(project, environment, "status", "--short"),
+        )
+        assert before == after
+        return str(sentence)
+
+    assert refused("colour=red").startswith(
+        "colour is not a question of the template: choose from project_name, "
+    )
+    assert "'slurm'" in refused("launcher=slrm")
+    assert CHOICE.fullmatch(refused("hardware=cpu", "backend=nccl"))
+    assert "v7" in refused("checkout=v7")
+    (project / "notes.txt").write_text("mine\n")
+    assert refused("launcher=slurm").startswith("There are changes that are not committed: commit or stash")
+    shutil.rmtree(project / ".git")
+    assert refused("launcher=slurm").startswith("No git repository holds this project: git init")
+    (project / VERSION).unlink()
+    assert refused("launcher=slurm").startswith(
+        f"There is no {VERSION}, which names the template: docs/updating.md"
+    )
+
+
+@pytest.mark.parametrize("edited", ["one file", "files that go and come"])
+def test_the_files_with_conflicts_are_named_and_the_update_can_be_taken_back(
+    shell: Shell,
+    update: Update,
+    template_repository: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+    edited: str,
+) -> None:
+    project = committed(shell, template_repository, environment, tmp_path)
+    launcher = project / "src/my_ddl_project/distributed/launcher.py"
+    edit(launcher, 'NAME = "torchrun"', 'NAME = "mine"')
+    conflicts = ["src/my_ddl_project/distributed/launcher.py"]
+    if edited != "one file":
+        with (project / "docs/torchrun.md").open("a") as page:
+            page.write("Ours starts by itself.\n")
+        (project / "scripts/train.sbatch").write_text("mine\n")
+        conflicts = ["docs/torchrun.md", "scripts/train.sbatch", *conflicts]
+    commit_all(project, environment)
+    before = snapshot(project)
+
+    done = update(project, *become(THERE))
+    assert done.returncode == 1
+    (sentence,) = ABORTED.findall(done.stderr)
+    assert (
+        sentence
+        == f"Updated, but your edits conflict in {', '.join(conflicts)}: docs/updating.md says what to do"
+    )
+    # As the page says, in its table.
+    if edited == "one file":
+        assert '<<<<<<< ours\nNAME = "mine"\n' in launcher.read_text()
+    else:
+        assert 'NAME = "mine"\n' in launcher.read_text()
+        assert '+NAME = "slurm"' in launcher.with_suffix(".py.rej").read_text()
+        assert (project / "docs/torchrun.md").read_text().endswith("Ours starts by itself.\n")
+        assert (project / "scripts/train.sbatch").read_text() == "mine\n"
+    assert (project / "docs/slurm.md").is_file()
+    git(project, environment, "reset", "--hard")
+    git(project, environment, "clean", "-fd")
+    assert snapshot(project) == before
+
+
+def test_a_project_without_its_version_gets_it_by_the_command_of_its_page(
+    shell: Shell, template_repository: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    project = committed(shell, template_repository, environment, tmp_path)
+    version = version_of(project)
+    (project / VERSION).unlink()
+    (command,) = re.findall(r"^cruft (link .+)$", (project / "docs/updating.md").read_text(), re.MULTILINE)
+    _, url, _, tag, *options = command.split()
+    assert tag == f"v{CONTEXT['_template_version']}" and url.endswith(
+        CONTEXT["_template_source"].removeprefix("gh:")
+    )
+    done = shell("cruft", "link", template_repository, "--checkout", "main", *options, cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
-    edit(project / "README.md", "\nMeasured on our own images.\n", "")
-    (project / ".cruft.json").unlink()
-    assert snapshot(project) == snapshot(bake(launcher="slurm").path)
+    assert version_of(project) == version | {"checkout": "main"}

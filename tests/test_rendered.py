@@ -11,7 +11,20 @@ from typing import Any
 
 import pytest
 import tomli
-from baking import CONTEXT, FULL, QUESTIONS, BakedProject, Target, assert_parses, run, snapshot, tool
+from baking import (
+    CONTEXT,
+    FULL,
+    QUESTIONS,
+    ROOT,
+    VERSION,
+    BakedProject,
+    Target,
+    assert_parses,
+    has_a_version,
+    run,
+    snapshot,
+    tool,
+)
 from conftest import Bake
 
 NL = "\n"
@@ -20,6 +33,8 @@ COMMANDS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # The word that starts a training, where it is not the launcher's own name.
 STARTS = {"spawn": "python3", "slurm": "sbatch", "kubernetes": "scripts/manifest.py"}
 Condition = Callable[[dict[str, Any]], bool]
+# Developed in a clone, changed or not, and tested as a copy.
+KEEPS_ITS_VERSION = has_a_version(ROOT)
 
 
 def always(answers: dict[str, Any]) -> bool:
@@ -32,7 +47,7 @@ FILES: dict[Condition, str] = {
         .ddl-template.json .gitignore .pre-commit-config.yaml README.md noxfile.py pyproject.toml
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
-        docs/speed.md docs/your-own-task.md
+        docs/speed.md docs/updating.md docs/your-own-task.md
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/acceleration.py src/PKG/background.py src/PKG/batches.py src/PKG/binding.py src/PKG/checks.py src/PKG/collectives.py
         src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
         src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/introduction.py
@@ -47,6 +62,7 @@ FILES: dict[Condition, str] = {
         tests/small/__init__.py tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
         tests/small/task/objective.py tests/small/task/settings.py
         """,
+    lambda answers: KEEPS_ITS_VERSION: VERSION,
     lambda answers: answers["license"] != "none": "LICENSE",
     lambda answers: answers["task"] not in ("gan", "minimal"): "src/PKG/task/predict.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
@@ -74,10 +90,11 @@ PLACES = {
     "description": ".ddl-template.json README.md pyproject.toml",
     "author_name": ".ddl-template.json LICENSE pyproject.toml",
 }
+PLACES = {question: f"{VERSION if KEEPS_ITS_VERSION else ''} {names}" for question, names in PLACES.items()}
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
-    r"src/\w+/distributed/(hardware|transport|backend|starter|launcher)\.py|scripts/(?!train\.sh).*|docs/(?!your-own-task).*"
-    r"|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json"
+    r"src/\w+/distributed/(hardware|transport|backend|starter|launcher)\.py|scripts/(?!train\.sh).*|docs/(?!your-own-task|updating).*"
+    r"|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
 )
 # Words of a target, and who may say them.
 WORDS: dict[str, Callable[[Target], bool]] = {
@@ -116,7 +133,10 @@ EXCEPTIONS = [
     (r".*/checks\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
     (r"gpu-horovod-.*/docs/horovod\.md", r"nccl|NCCL", "an option of Horovod's own build"),
     (r"tpu-.*/connectivity\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
+    (r".*/docs/updating\.md", r"nox -s update -- .*", "how to become another target"),
 ]
+if KEEPS_ITS_VERSION:
+    EXCEPTIONS.append((r".*/\.cruft\.json", r"[\s\S]+", "the tables of the template"))
 
 
 def as_written_for(project: BakedProject, name: str) -> str:
@@ -219,7 +239,7 @@ def test_only_the_task_s_own_folder_speaks_of_a_task(full: dict[Target, BakedPro
 
 def test_tasks_differ_in_their_own_files_alone(bake: Bake) -> None:
     own = re.compile(
-        r"src/\w+/task/(?!__init__).*|configs/default\.yaml|tests/test_task\.py|README\.md|\.ddl-template\.json"
+        r"src/\w+/task/(?!__init__).*|configs/default\.yaml|tests/test_task\.py|README\.md|\.ddl-template\.json|\.cruft\.json"
     )
     first, *others = (snapshot(bake(task=task).path) for task in QUESTIONS["task"])
     for other in others:
