@@ -1,6 +1,8 @@
 """The rendered files pass the checks of their languages. Each checker runs once, over all projects."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,7 +65,7 @@ def source_of_the_template() -> list[Path]:
     """Every Python file of a project but its tests, where it lies."""
     (project,) = ROOT.glob("{{*}}")
     files = [file for file in project.rglob("*.py") if "tests" not in file.relative_to(project).parts]
-    assert len(files) > 40
+    assert len(files) > 40 and any(file.parent.name == "notebooks" for file in files)
     return files
 
 
@@ -94,6 +96,21 @@ def test_the_template_s_python_is_clean_where_it_lies(check: Check, command: str
     rules = 'lint={extend-select=["B", "I", "RUF", "SIM", "UP"], ignore=["N999"]}'
     settings = ["--isolated", "--config", "line-length=120", "--config", 'target-version="py310"']
     check(tool("ruff"), *command.split(), "--no-cache", *settings, "--config", rules, *files)
+
+
+def test_a_notebook_is_kept_without_outputs_and_its_cells_have_names(projects: list[BakedProject]) -> None:
+    """An output would be that of another machine, and a name that is drawn at random would change with every edit."""
+    texts = {
+        project.read(name) for project in projects for name in project.files() if name.endswith(".ipynb")
+    }
+    assert texts
+    for text in texts:
+        notebook = json.loads(text)
+        assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+        ids = [cell["id"] for cell in notebook["cells"]]
+        assert len({*ids}) == len(ids) and all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in ids)
+        for cell in notebook["cells"]:
+            assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
 def test_the_template_s_python_has_no_finding_of_bandit(check: Check) -> None:

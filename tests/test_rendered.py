@@ -67,7 +67,7 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["task"] not in ("gan", "minimal"): "src/PKG/task/predict.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml .github/dependabot.yml",
-    lambda answers: answers["use_notebook"]: "notebooks/train.ipynb",
+    lambda answers: answers["use_notebook"]: "notebooks/all_reduce.py notebooks/train.ipynb",
     lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch scripts/step-srun.sh",
     lambda answers: answers["__launcher"] == "slurm" and answers["__starter"] == "torchrun": (
         "scripts/step-torchrun.sh"
@@ -132,6 +132,11 @@ EXCEPTIONS = [
     (r".*/distributed/backend\.py", r'torch\.device\("cuda"', "one source, every device"),
     (r".*/checks\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
     (r"gpu-horovod-.*/docs/horovod\.md", r"nccl|NCCL", "an option of Horovod's own build"),
+    (
+        r".*/notebooks/.*",
+        r"gloo|GLOO_SOCKET_IFNAME|NCCL|PyTorch/XLA|PJRT_DEVICE|[GT]PUs?|=gpu|=tpu",
+        "it shows collectives with gloo, and what other hardware changes",
+    ),
     (r"tpu-.*/connectivity\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
     (r".*/docs/updating\.md", r"nox -s update -- .*", "how to become another target"),
 ]
