@@ -96,6 +96,9 @@ def test_both_programs_of_the_page_resume_and_learn_the_same(install: Installer,
         resumed = [int(epoch) for epoch in re.findall(r"resumed after epoch (\d+)", log.read_text())]
         # Each of the two processes says it, after each of the two kills.
         assert len(resumed) == 4 and 2 <= resumed[0] < 15 <= resumed[-1] + 1 < EPOCHS, resumed
+        # One best model, of the same epoch: none from before a kill is left, or forgotten.
+        best = [sorted(file.name for file in run.glob("best*")) for run in (whole, killed)]
+        assert best[0] == best[1] and len(best[0]) == 1, best
         for pattern in ("best*", "last*"):
             found[name, pattern] = weights(project, killed, pattern)
             assert found[name, pattern] == weights(project, whole, pattern), pattern
