@@ -220,6 +220,21 @@ def test_xla_compiles_the_first_steps_only(install: Installer, tmp_path: Path) -
     # Looking at the loss, every ten steps, and evaluating compile once more, each at its first time.
     assert len(set(counts[11:epoch])) == 1, counts
     assert len(set(counts[epoch + 2 :])) == 1, counts
+    # A device that is not waited for is said to compute more than it can, and is still busy with that when training ends.
+    profiled = [
+        "--train.profile",
+        "basic",
+        "--train.max_iterations",
+        "60",
+        "--train.run_dir",
+        "runs/profiled",
+    ]
+    project.succeed("scripts/train.sh", *profiled, limit_s=120)
+    profile = project.read_json("runs/profiled/profile/profile.json")
+    assert profile["gflop_per_s_of_large_products"] < 1000 * (os.cpu_count() or 1)
+    # Most of a step is not the work of this process, which only hands it over.
+    of_device = sum(profile["milliseconds"][part] for part in ("forward", "backward", "optimizer"))
+    assert of_device > 0.5 * profile["step_milliseconds"], profile
 
 
 EXCHANGE_AND_END = """

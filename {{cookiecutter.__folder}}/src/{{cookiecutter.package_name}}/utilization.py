@@ -19,8 +19,9 @@ from .evaluation import evaluating
 
 # A backward pass computes a product for the inputs and one for the weights, where the forward pass computes one.
 PASSES = 3
-# Rows and columns of the matrices whose product shows what a device can do, and for how long to compute it.
-SIZE_ON_CPU, SIZE = 1024, 8192
+# Rows and columns of the matrices whose product shows what a device can do, and for how long to compute it: as large as it
+# takes for many products in this time.
+SMALLEST, LARGEST = 1024, 8192
 SECONDS = 0.3
 
 
@@ -44,9 +45,14 @@ def step_flops(model: nn.Module, config: Config, objective: Objective, batch: An
 
 def peak_flops(config: Config) -> float:
     """Return the floating-point operations in a second of a product of large matrices; all ranks measure at once."""
-    device = idist.device()
-    size = SIZE_ON_CPU if device.type == "cpu" else SIZE
-    matrix = torch.randn(size, size, device=device, dtype=AUTOCAST_TYPES[config.train.amp])
+    size = SMALLEST
+    while size < LARGEST and _seconds_of_product(size, config) < SECONDS / 100:
+        size *= 2
+    return 2 * size**3 / _seconds_of_product(size, config)
+
+
+def _seconds_of_product(size: int, config: Config) -> float:
+    matrix = torch.randn(size, size, device=idist.device(), dtype=AUTOCAST_TYPES[config.train.amp])
     product = matrix @ matrix
     hardware.synchronize()
     started, count = time.perf_counter(), 0
@@ -54,4 +60,4 @@ def peak_flops(config: Config) -> float:
         torch.matmul(matrix, matrix, out=product)
         hardware.synchronize()
         count += 1
-    return 2 * size**3 * count / (time.perf_counter() - started)
+    return (time.perf_counter() - started) / count

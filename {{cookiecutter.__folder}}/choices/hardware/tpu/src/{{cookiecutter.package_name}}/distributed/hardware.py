@@ -55,8 +55,11 @@ def peak_memory() -> int | None:
 def synchronize() -> None:
     """Compute what has been asked for until now, in a graph of its own, and wait for it."""
     import torch_xla
+    from torch_xla.core import xla_model
 
     torch_xla.sync(wait=True)
+    # That has waited only until the device was given all of it.
+    xla_model.wait_device_ops()
 
 
 def memory_recorded(file: Path) -> AbstractContextManager[None]:
