@@ -30,6 +30,8 @@ TIMEOUT_S = 300
 # The tests run where the hardware may be missing, and compare what one thread computes.
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ["OMP_NUM_THREADS"] = "1"
+# A tracker is told of trainings, not of tests.
+os.environ["TRACKING"] = "off"
 torch.set_num_threads(1)
 # Where the processes that the tests start find the small task, and all that this one finds, from any folder.
 folders = [str(TESTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

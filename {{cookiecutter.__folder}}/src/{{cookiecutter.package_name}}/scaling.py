@@ -24,6 +24,7 @@ from .errors import UsageError
 from .prediction import Predicted, line_through, link_of, predict, where_it_stops_paying
 from .profiling import WARM_UP
 from .task.data import load
+from .tracking import SWITCH
 
 TRAINING_LIMIT_S = 1800.0
 
@@ -162,7 +163,7 @@ def measure(
     started = time.monotonic()
     with subprocess.Popen(
         [*start.command, *settings, *to_options(options)],
-        env={**os.environ, **start.variables},
+        env={**os.environ, **start.variables, SWITCH: "off"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

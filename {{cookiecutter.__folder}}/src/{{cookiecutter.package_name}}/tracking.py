@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__package__)
 
+# A variable that keeps a trial out of the tracker, as those of the tests and of scaling: TRACKING=off.
+SWITCH = "TRACKING"
 # How long a training waits at its end for what the tracker has not sent yet.
 LIMIT_S = 60.0
 # How many calls a tracker may be behind.
@@ -41,6 +44,8 @@ class Tracking:
 
     def begin(self, settings: Mapping[str, Any], step: int) -> None:
         """Begin a run with these settings, or resume it after ``step`` steps."""
+        if os.environ.get(SWITCH) == "off":
+            return
         # One that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._work, args=(flat(settings), step), daemon=True)
         self._thread.start()
