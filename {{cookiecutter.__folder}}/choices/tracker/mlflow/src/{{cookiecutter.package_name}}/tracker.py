@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-# A server that is gone is asked once more, for ten seconds, and not for minutes at the end of a training.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+# A server that is gone is asked twice more, within seconds, and not seven times.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 
 import mlflow
 from ignite.handlers import MLflowLogger
