@@ -31,6 +31,9 @@ RESULTS = FOLDER / "results"
 PROCESSES = 2
 TORCHRUN = ["torchrun", "--standalone", f"--nproc-per-node={PROCESSES}"]
 LIMIT_S = 300
+ROUNDS = 5
+MORE_ROUNDS = 9
+"""of the cases for which this project promises a speed"""
 
 
 class Case(NamedTuple):
@@ -166,6 +169,7 @@ PEERS = {
     "Lightning": peer("with_lightning.py", sys.executable),
 }
 LIMIT = peer("limit.py", *TORCHRUN)
+APART = peer("apart.py", *TORCHRUN)
 
 
 def measures_of(case: Case, folder: Path) -> dict[str, Callable[[], float]]:
@@ -179,6 +183,8 @@ def measures_of(case: Case, folder: Path) -> dict[str, Callable[[], float]]:
     # What bounds the others is the reading of the data, or the evaluation.
     if case.num_workers == 0 and case.data != "tokens" and not case.evaluates:
         measures["limit"] = lambda: float(run(LIMIT(case, folder)).last)
+    if case.data == "images":
+        measures["processes apart"] = lambda: float(run(APART(case, folder)).last)
     return measures
 
 
@@ -246,7 +252,11 @@ def make_files(folder: Path) -> None:
 def main() -> None:
     """Run every case in turns and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"default: {MORE_ROUNDS} of the first case and of the overhead-bound one, otherwise {ROUNDS}",
+    )
     parser.add_argument("--case", choices=[*CASES, "start"], help="only print this one")
     options = parser.parse_args()
     versions = {name: version(name) for name in ("torch", "pytorch-ignite", "accelerate", "lightning")}
@@ -254,7 +264,6 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPU cores",
         "versions": {"Python": platform.python_version(), **versions},
-        "rounds": options.rounds,
     }
     found: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -262,7 +271,8 @@ def main() -> None:
         make_files(folder)
         for case in [options.case] if options.case else [*CASES, "start"]:
             measures = starts(folder) if case == "start" else measures_of(CASES[case], folder)
-            found[case] = in_turns(measures, options.rounds)
+            promised = case.startswith(("compute-bound", "overhead-bound"))
+            found[case] = in_turns(measures, options.rounds or (MORE_ROUNDS if promised else ROUNDS))
             print("\n".join(table(case, {"": found[case]}, 1 if case == "start" else 0)), flush=True)
     if not options.case:
         write(about, found)
@@ -273,9 +283,10 @@ def write(about: dict[str, Any], found: dict[str, dict[str, list[float]]]) -> No
     speeds = {case: values for case, values in found.items() if case != "start"}
     stated = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     text = [
-        f"Two gloo processes, each number the median of {about['rounds']} rounds in turns (lowest to highest). In bold: the",
-        "number of the rendered project divided by this one, in the median of the rounds. The limit is what one process",
-        "computes alone, and one exchange of all gradients, without any loader.",
+        f"Two gloo processes, each number the median of {ROUNDS} rounds in turns, or {MORE_ROUNDS} (compute-bound, overhead-bound),",
+        "and lowest to highest. In bold: the number of the rendered project divided by this one, in the median of the rounds.",
+        "The limit is what one process computes alone, and one exchange of all gradients, without any loader; processes apart",
+        "exchange nothing.",
         f"{about['machine']}, {stated}, {about['date']}.",
         "",
         *table("samples per second", speeds, 0),
