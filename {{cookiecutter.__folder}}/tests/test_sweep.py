@@ -46,7 +46,7 @@ while len(lines) < 5:
     (run / "draft").write_text("\\n".join(lines))
     (run / "draft").replace(metrics)
     # Whoever is to be stopped gives the sweep time for it.
-    for _ in range(500 if "waits" in told or ("sends" in told and start == 1) else 1):
+    for _ in range(500 if "sends" in told and start == 1 else told.get("waits", 1)):
         time.sleep(0.02)
         if signals:
             (run / "stopped").touch()
@@ -117,13 +117,13 @@ def test_a_sweep_has_as_many_trials_as_were_asked_for_and_no_training_twice(
 
 @needs_optuna
 def test_a_hopeless_trial_is_pruned_unless_none_is(sweep: Sweep, tmp_path: Path) -> None:
-    plan = {5: {"error": 9.0, "waits": True}}
+    plan = {5: {"error": 9.0, "waits": 500}}
     answer = sweep("--trials", "6", plan=plan)
     assert answer.code == 0, answer.errors
     assert states(tmp_path / "sweep") == {**dict.fromkeys(range(5), "complete"), 5: "pruned"}
     assert "trial 5: pruned at evaluation 1" in answer.output
     assert (tmp_path / "sweep/trial-0005/stopped").exists()
-    answer = sweep("--trials", "7", "--pruner", "none", plan={6: {"error": 9.0}})
+    answer = sweep("--trials", "7", "--pruner", "none", plan={6: {"error": 9.0, "waits": 25}})
     assert answer.code == 0, answer.errors
     assert states(tmp_path / "sweep")[6] == "complete"
 
