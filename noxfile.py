@@ -186,6 +186,7 @@ def benchmark(session: nox.Session) -> None:
     session.run("python", "benchmarks/throughput.py", *session.posargs)
     if not session.posargs:
         session.run("python", "benchmarks/levers.py")
+        session.run("python", "benchmarks/memory.py")
 
 
 @nox.session
