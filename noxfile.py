@@ -38,7 +38,7 @@ else:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check the template's own Python: format, style, types."""
-    session.install("-r", "tests/requirements.txt", "mypy", "types-PyYAML")
+    session.install("-r", "tests/requirements.txt", "mypy", "types-PyYAML", "types-psutil")
     session.run("ruff", "format", "--check")
     session.run("ruff", "check")
     session.run("mypy")

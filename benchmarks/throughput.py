@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cookiecutter.main import cookiecutter
+from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from laps import LIMIT_S, Program, in_turns
 from my_ddl_project.config import to_options
 
