@@ -112,7 +112,9 @@ class Installer:
             project = Path(shutil.copytree(baked.path, folder / "project"))
             return Installed(project, baked.package, _environment(target, project, Path(sys.prefix)))
         asked = tomli.loads(baked.read("pyproject.toml"))["project"]
-        packages = [*asked["dependencies"], *asked["optional-dependencies"][extras]]
+        packages = [*asked["dependencies"]]
+        for extra in extras.split(","):
+            packages += asked["optional-dependencies"][extra]
         if target.backend == "mpi":
             return self._beside_a_torch_with_mpi(target, baked, packages)
         packages += [mpi] if target.launcher == "mpirun" else []

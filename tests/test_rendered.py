@@ -47,18 +47,18 @@ FILES: dict[Condition, str] = {
         .ddl-template.json .gitignore .pre-commit-config.yaml README.md noxfile.py pyproject.toml
         configs/default.yaml configs/smoke.yaml
         scripts/train.sh
-        docs/speed.md docs/updating.md docs/your-own-task.md
+        docs/speed.md docs/sweeps.md docs/updating.md docs/your-own-task.md
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/acceleration.py src/PKG/background.py src/PKG/batches.py src/PKG/binding.py src/PKG/checks.py src/PKG/collectives.py
         src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
         src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/introduction.py
-        src/PKG/launch.py src/PKG/loader_server.py src/PKG/local_sgd.py src/PKG/meter.py src/PKG/optimization.py src/PKG/prediction.py src/PKG/profiling.py src/PKG/randomness.py src/PKG/run_directory.py
-        src/PKG/scaling.py src/PKG/shards.py src/PKG/simulation.py src/PKG/storage.py src/PKG/supervision.py src/PKG/tracker.py src/PKG/tracking.py src/PKG/training.py src/PKG/utilization.py
+        src/PKG/launch.py src/PKG/loader_server.py src/PKG/local_sgd.py src/PKG/meter.py src/PKG/optimization.py src/PKG/prediction.py src/PKG/profiling.py src/PKG/randomness.py src/PKG/ranges.py src/PKG/run_directory.py
+        src/PKG/scaling.py src/PKG/seeds.py src/PKG/shards.py src/PKG/simulation.py src/PKG/storage.py src/PKG/supervision.py src/PKG/sweep.py src/PKG/tracker.py src/PKG/tracking.py src/PKG/training.py src/PKG/trials.py src/PKG/utilization.py
         src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
         src/PKG/distributed/launcher.py src/PKG/distributed/starter.py src/PKG/distributed/transport.py
         src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py
         src/PKG/task/settings.py
         tests/conftest.py tests/frame.py tests/test_acceleration.py tests/test_batches.py tests/test_commands.py tests/test_config.py
-        tests/test_evaluation.py tests/test_faults.py tests/test_introduction.py tests/test_profiling.py tests/test_scaling.py tests/test_task.py tests/test_training.py
+        tests/test_evaluation.py tests/test_faults.py tests/test_introduction.py tests/test_profiling.py tests/test_scaling.py tests/test_sweep.py tests/test_task.py tests/test_training.py
         tests/small/__init__.py tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
         tests/small/task/objective.py tests/small/task/settings.py
         """,

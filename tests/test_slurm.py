@@ -1,6 +1,7 @@
 """Train on a real Slurm of two nodes, and meet what jobs meet there: limits, preemption, lost nodes, scancel."""
 
 import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ LONG = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--train
 @pytest.fixture(scope="module")
 def project(install: Installer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """One installation for all tests here: each writes its own run directory."""
-    return install(TARGET, tmp_path_factory.mktemp("slurm"))
+    return install(TARGET, tmp_path_factory.mktemp("slurm"), extras="dev,sweep")
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +63,8 @@ def test_scaling_measures_nodes(project: Installed) -> None:
     said = project.succeed("python3", "-m", project.package, "scaling", *asked, variables=known)
     assert "2 processes on 2 nodes are " in said
     assert "adding processes" in said
-    with (project.path / "runs" / "study" / "scaling.csv").open() as file:
-        rows = [(row["nodes"], row["processes"], row["batch_size"]) for row in csv.DictReader(file)]
+    table = rows_in(project.path / "runs" / "study" / "scaling.csv")
+    rows = [(row["nodes"], row["processes"], row["batch_size"]) for row in table]
     assert rows == [("1", "1", "64"), ("2", "2", "64"), ("1", "1", "256"), ("2", "2", "256")]
 
 
@@ -73,6 +74,36 @@ def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
         summary = project.path / "runs" / job / f"seed-{seed}" / "summary.json"
         wait_for(summary.exists, f"seed {seed}")
         assert f"seed: {seed}" in summary.with_name("config.yaml").read_text()
+    project.succeed("python3", "-m", project.package, "seeds", "--train.run_dir", f"runs/{job}")
+    assert {row["runs"] for row in rows_in(project.path / "runs" / job / "seeds.csv")} == {"2"}
+
+
+def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: Installed) -> None:
+    asked = ["optim.lr=1e-3..1e-2,log", "--trials", "4", "--pruner", "none", *LONG]
+    size = {"JOBS": "2", "NNODES": "1", "NPROC_PER_NODE": "2", "SLURM_CONF": str(cluster.SLURM_CONF)}
+    said = project.succeed("python3", "-m", project.package, "sweep", *asked, variables=size)
+    found = re.match(r"job (\d+) is submitted; it writes runs/sweep\n", said)
+    assert found, said
+    outputs = [project.path / f"slurm-{found[1]}_{task}.out" for task in (1, 2)]
+    sweep = project.path / "runs" / "sweep"
+    for trial in (0, 1):
+        wait_for((sweep / f"trial-{trial:04}" / "metrics.jsonl").exists, f"trial {trial}")
+    urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"]
+    assert wait_for_end(cluster.slurm("sbatch", "--parsable", *urgent).strip()) == "COMPLETED"
+
+    def done() -> bool:
+        rows = rows_in(sweep / "trials.csv") if (sweep / "trials.csv").exists() else []
+        return [row["state"] for row in rows] == ["complete"] * 4
+
+    wait_for(done, "all trials", 300)
+    wait_for(nothing_runs_on_the_nodes, "the jobs to end", 60)
+    for output in outputs:
+        assert "stopped: the same command resumes" in output.read_text()
+        assert "4 of 4 trials were trained to the end" in output.read_text()
+    assert len({row["optim.lr"] for row in rows_in(sweep / "trials.csv")}) == 4
+    for trial in range(4):
+        assert_every_epoch_once(project, f"runs/sweep/trial-{trial:04}")
+        assert project.read_json(f"runs/sweep/trial-{trial:04}/summary.json")["world_size"] == 2
 
 
 @pytest.mark.parametrize("starter", ["srun", "torchrun"])
@@ -167,6 +198,12 @@ def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
     assert wait_for_end(other) == "COMPLETED"
     assert job_state(job)["Command"] == job_state(other)["Command"]
     assert job_state(job)["NumTasks"] == job_state(other)["NumTasks"] == "2"
+
+
+def rows_in(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a table, by the names of its columns."""
+    with file.open() as lines:
+        return list(csv.DictReader(lines))
 
 
 def assert_every_epoch_once(project: Installed, run: str, epochs: int = EPOCHS) -> None:

@@ -26,7 +26,7 @@ if not os.environ.keys() & SOURCES.values():
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, style, types."""
-    session.install("-e", ".[dev]")
+    session.install("-e", ".[dev,sweep]")
     session.run("ruff", "format", "--check")
     session.run("ruff", "check")
     session.run("mypy")
@@ -35,7 +35,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments after -- go to pytest."""
-    session.install("-e", ".[dev]")
+    session.install("-e", ".[dev,sweep]")
     # What pip cannot install by itself.
     for script in Path("scripts").glob("install_*.sh"):
         session.run(str(script), external=True)

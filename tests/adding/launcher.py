@@ -6,11 +6,12 @@ NPROC_PER_NODE  processes (default: 2, or one for each visible device)
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..checks import Check, command_check
-from ..config import Ranks, Size
+from ..config import PACKAGE, Ranks, Size
 from . import starter
 
 NAME = "nice"
@@ -27,6 +28,11 @@ def size(nproc_per_node: int | None) -> Size:
 def command(size: Size, settings: list[str]) -> list[str]:
     """Return the command that trains."""
     return ["nice", *starter.local_command(size.nproc_per_node or 1, ["train", *settings])]
+
+
+def trial() -> list[str] | None:
+    """Return the command that trains once and waits for the end, without its settings."""
+    return [sys.executable, "-m", PACKAGE, "launch"]
 
 
 def start(command: list[str], run_dir: Path) -> int:

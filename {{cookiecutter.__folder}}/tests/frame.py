@@ -25,9 +25,11 @@ if TYPE_CHECKING:
         prediction,
         profiling,
         randomness,
+        ranges,
         run_directory,
         scaling,
         storage,
+        trials,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
     from {{ cookiecutter.package_name }}.distributed import backend
@@ -52,9 +54,11 @@ else:
         prediction,
         profiling,
         randomness,
+        ranges,
         run_directory,
         scaling,
         storage,
+        trials,
     )
     from small.__main__ import main
     from small.distributed import backend
@@ -90,9 +94,11 @@ __all__ = [
     "prediction",
     "profiling",
     "randomness",
+    "ranges",
     "run_directory",
     "scaling",
     "storage",
     "task_data",
     "task_model",
+    "trials",
 ]

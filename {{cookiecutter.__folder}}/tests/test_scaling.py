@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import call, reason_not_to_start
-from frame import distributed, prediction, scaling
+from frame import distributed, prediction, scaling, trials
 
 
 def measured(processes: int, batch_size: int, milliseconds: float, nodes: int = 1) -> Any:
@@ -104,7 +104,7 @@ def test_only_a_launcher_that_starts_many_nodes_is_asked_to(tmp_path: Path, monk
     assert not (tmp_path / "scaling").exists()
     # Where a cluster names the run directory, no setting does.
     monkeypatch.setattr(distributed.launcher, "ON_NODES", {"RUN_DIR": "{run_dir}"})
-    start = scaling.started_on_nodes(Path("runs/one"), nodes=2, processes=4)
+    start = trials.started_on_nodes(Path("runs/one"), nodes=2, processes=4)
     assert start.variables == {"RUN_DIR": "runs/one", "NNODES": "2", "NPROC_PER_NODE": "2"}
     assert start.options == {}
 

@@ -1,8 +1,10 @@
-"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | scaling | launch``."""
+"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | scaling
+| sweep | seeds | launch``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -23,11 +25,15 @@ COMMANDS = {
     "doctor": "Is this machine ready? One line for each check, and the fix for the first one that fails.",
     "launch": "Start a training with the project's launcher, as scripts/train.sh does.",
     "scaling": "From which batch on are more processes faster, and how many are worth it? Trains with several numbers of both.",
+    "sweep": "Search for good settings: many trainings, each with others, proposed by optuna.",
+    "seeds": "Train with several seeds: what the results spread over, mean and standard deviation.",
     "shards": "Which samples does each rank get? Needs no processes, so the world may be thousands.",
 }
 # That of a program which Ctrl-C has ended, as shells give it.
 EXIT_INTERRUPTED = 130
 FROM_CHECKPOINT = ("evaluate", "predict", "export")
+# They start trainings, one after another.
+OF_MANY = ("sweep", "seeds")
 USAGE = f"usage: python -m {__package__} COMMAND [--help]\n\ncommands:\n"
 
 
@@ -88,8 +94,21 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--world-size", type=int, default=512, help="ranks of that world")
         parser.add_argument("--preset", choices=["batch-crossover"], help=wide)
         arguments = ["--train.run_dir", "runs/scaling", *arguments]
+    elif command == "sweep":
+        tried = "settings and what they may be: optim.lr=1e-4..1e-1,log or optim.name=adamw,sgd; or files of them"
+        parser.add_argument("ranges", nargs="*", type=str, help=tried)
+        parser.add_argument("--trials", type=int, default=20, help="of the whole sweep, whoever trains them")
+        parser.add_argument("--pruner", choices=["median", "none"], default="median", help="it stops hopeless trials")
+        where = "of a new sweep: journal, where the file system does not suit SQLite"
+        parser.add_argument("--storage", choices=["sqlite", "journal"], default="sqlite", help=where)
+        arguments = ["--train.run_dir", "runs/sweep", *arguments]
+    elif command == "seeds":
+        parser.add_argument("seeds", nargs="?", type=str, help="such as 0-4; none: a table of those there are")
+        arguments = ["--train.run_dir", "runs/seeds", *arguments]
     elif command == "shards":
         parser.add_argument("--world-size", type=int, default=2, help="number of processes")
+    if command in OF_MANY:
+        parser.add_argument("--here", action="store_true", help="train in processes of this machine alone")
     config, options = parse(parser, arguments)
 
     # Read when torch is imported, which is why that comes after; ``launch`` has set them for some launchers already.
@@ -100,7 +119,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     config = distributed.resolve(config)
     if command == "train":
         early_signals.remember()
-    from . import connectivity, doctor, evaluation, export, scaling, shards, training
+    from . import connectivity, doctor, evaluation, export, scaling, seeds, shards, training
 
     if command == "train":
         if not distributed.launched():
@@ -127,6 +146,16 @@ def run_command(command: str, arguments: list[str]) -> int:
         if options["preset"]:
             asked["batches"] = scaling.batches_of_crossover(config)
         return scaling.scaling(config, settings_among(arguments), asked)
+    if command == "sweep":
+        if not importlib.util.find_spec("optuna"):
+            raise UsageError("a sweep requires optuna: pip install -e '.[sweep]'", 1)
+        from . import sweep
+
+        words = options["ranges"] or []
+        assert isinstance(words, list)
+        return sweep.sweep(config, arguments, words, options)
+    if command == "seeds":
+        return seeds.seeds(config, arguments, str(options["seeds"] or ""), bool(options["here"]))
     if command == "shards":
         return shards.shards(config, int(str(options["world_size"])))
     if int(str(options["nnodes"])) > 1:

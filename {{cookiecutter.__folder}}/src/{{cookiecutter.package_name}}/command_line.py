@@ -107,13 +107,13 @@ def check_file(name: str) -> None:
         if section in SETTINGS:
             continue
         if section not in SECTIONS:
-            raise UsageError(f"{name}: {_unknown(str(section))}")
+            raise UsageError(f"{name}: {unknown_setting(str(section))}")
         if not settings or not isinstance(settings, dict):
             example = fields(SECTIONS[section])[0]
             raise UsageError(f"{name}: {section} needs lines such as {example.name}: {example.default}, or none at all")
         for setting in settings:
             if f"{section}.{setting}" not in SETTINGS:
-                raise UsageError(f"{name}: {_unknown(f'{section}.{setting}')}")
+                raise UsageError(f"{name}: {unknown_setting(f'{section}.{setting}')}")
 
 
 def _check_numbers(namespace: Namespace) -> None:
@@ -131,7 +131,7 @@ def _check_numbers(namespace: Namespace) -> None:
 def _sentence(message: str) -> str:
     """Turn a parser's message into one sentence that names the valid settings or values."""
     if unknown := re.search(r"unrecognized arguments: --([\w.-]+)", message):
-        return _unknown(unknown[1])
+        return unknown_setting(unknown[1])
     if unknown := re.search(r"unrecognized arguments: (.*)", message):
         return f"{unknown[1]} belongs to no option: write --section.field value"
     bad = re.match(r'\s*Parser key "([\w.]+)":(.*)', message, re.DOTALL)
@@ -154,7 +154,7 @@ def _type_name(kind: Any) -> str:
     return TYPES.get(kind, str(kind))
 
 
-def _unknown(key: str) -> str:
+def unknown_setting(key: str) -> str:
     """Say that there is no such setting, and which there are."""
     section, _, name = key.rpartition(".")
     # The right name in no section, or in another one.

@@ -15,6 +15,7 @@ from .command_line import add_settings, parse
 from .config import PACKAGE, Config, DistributedConfig, Size
 from .distributed import hardware, launcher, starter, transport
 from .errors import UsageError
+from .supervision import supervise
 from .task import settings as task_settings
 
 USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
@@ -68,8 +69,10 @@ def launch(arguments: list[str]) -> int:
     # What was imported for that may have set variables, which the training is not to inherit.
     os.environ.clear()
     os.environ.update(variables)
-    if here:
+    if here and starter.STARTS_IN_TRAIN:
         os.execvp(command[0], command)
+    if here:
+        return supervise(command, Path(config.train.run_dir))
     return launcher.start(command, Path(config.train.run_dir))
 
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,16 +16,15 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from . import distributed, storage
-from .config import PACKAGE, Config, to_options
-from .distributed import hardware, launcher
+from . import storage
+from .config import Config, to_options
+from .distributed import launcher
 from .errors import UsageError
 from .prediction import Predicted, line_through, link_of, predict, where_it_stops_paying
 from .profiling import WARM_UP
 from .task.data import load
 from .tracking import SWITCH
-
-TRAINING_LIMIT_S = 1800.0
+from .trials import Start, begin, reason, started_here, started_on_nodes
 
 
 class Measured(NamedTuple):
@@ -114,31 +112,6 @@ def numbers(asked: dict[str, str], name: str) -> list[int]:
     return sorted({int(number) for number in asked[name].split(",")})
 
 
-class Start(NamedTuple):
-    """How the processes of a training are started."""
-
-    command: list[str]
-    variables: dict[str, str]
-    options: dict[str, object]
-    """settings that belong to it"""
-    limit_s: float | None
-    """after which it hangs"""
-
-
-def started_here(run: Path, processes: int) -> Start:
-    """Return how to start processes of this machine alone, whatever the launcher."""
-    variables = {name: os.environ.get(name, value) for name, value in hardware.ENVIRONMENT.items()}
-    return Start(distributed.local_command(processes, ["train"]), variables, {"train.run_dir": run}, TRAINING_LIMIT_S)
-
-
-def started_on_nodes(run: Path, nodes: int, processes: int) -> Start:
-    """Return how the project's launcher starts processes on so many nodes, and waits for them, in a queue too."""
-    given = {name: value.format(run_dir=run) for name, value in (launcher.ON_NODES or {}).items()}
-    variables = {**given, "NNODES": str(nodes), "NPROC_PER_NODE": str(processes // nodes)}
-    options: dict[str, object] = {} if "RUN_DIR" in given else {"train.run_dir": run}
-    return Start([sys.executable, "-m", PACKAGE, "launch"], variables, options, limit_s=None)
-
-
 def measure(
     start: Start, settings: list[str], world: tuple[int, int], batch_size: int, steps: int, run: Path
 ) -> tuple[Measured, dict[str, Any]]:
@@ -161,22 +134,16 @@ def measure(
         "train.profile": "basic",
     }
     started = time.monotonic()
-    with subprocess.Popen(
-        [*start.command, *settings, *to_options(options)],
-        env={**os.environ, **start.variables, SWITCH: "off"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    # A measurement is no run for a tracker.
+    start = start._replace(variables={**start.variables, SWITCH: "off"})
+    with begin(start, [*settings, *to_options(options)], subprocess.PIPE) as process:
         try:
             said, _ = process.communicate(timeout=start.limit_s)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
-        told = [line for line in said.splitlines() if "error: " in line or line.startswith("[rank")] or [said[-300:]]
-        raise UsageError(f"{world[1]} processes with batches of {batch_size}: {told[0].removeprefix('error: ')}", 1)
+        raise UsageError(f"{world[1]} processes with batches of {batch_size}: {reason(said)}", 1)
     about: dict[str, Any] = json.loads((run / "profile" / "profile.json").read_text())
     step, wall = about["step_milliseconds"], time.monotonic() - started
     share = about["milliseconds"]["exchange"] / step

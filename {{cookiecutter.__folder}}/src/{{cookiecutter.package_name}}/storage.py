@@ -214,22 +214,22 @@ def holder(path: Path) -> int | None:
     return None
 
 
-def lock(path: Path) -> tuple[IO[str], str]:
+def lock(path: Path, limit_s: float | None = None) -> tuple[IO[str], str]:
     """Lock a file until it is closed, at the latest by the kernel when this process ends.
 
     Returns the file, and why it could not be locked where the file system has no locks, or nothing.
 
     Raises:
-        UsageError: if another process holds the lock, after ten seconds.
+        UsageError: if another process holds the lock, after ten seconds, or ``limit_s``.
     """
     file = path.open("a+")
-    deadline = time.monotonic() + LOCK_LIMIT_S
+    deadline = time.monotonic() + (LOCK_LIMIT_S if limit_s is None else limit_s)
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 file.seek(0)
                 writer = file.read().strip() or "another training"
                 file.close()

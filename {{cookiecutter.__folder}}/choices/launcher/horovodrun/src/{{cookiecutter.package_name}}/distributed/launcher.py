@@ -7,6 +7,7 @@ NNODES          nodes (default: 1); for more than one, HOSTS names them and thei
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def command(size: Size, settings: list[str]) -> list[str]:
             raise UsageError("set HOSTS to the hosts and their numbers of processes, such as a:2,b:2")
         options += ["-H", os.environ["HOSTS"]]
     return ["horovodrun", *options, "python3", "-m", PACKAGE, "train", *settings]
+
+
+def trial() -> list[str] | None:
+    """Return the command that trains once and waits for the end, without its settings."""
+    return [sys.executable, "-m", PACKAGE, "launch"]
 
 
 def start(command: list[str], run_dir: Path) -> int:

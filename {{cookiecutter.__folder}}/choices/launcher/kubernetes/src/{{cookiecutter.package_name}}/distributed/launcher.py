@@ -49,6 +49,15 @@ def command(size: Size, settings: list[str]) -> list[str]:
     return [*variables, "python3", "scripts/manifest.py", "--apply", _manifest(), *settings]
 
 
+def trial() -> list[str] | None:
+    """Refuse to train once and wait for the end: only the cluster knows when that is.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError("kubernetes trains on other machines, whose trainings this one cannot follow: add --here to train here")
+
+
 def start(command: list[str], run_dir: Path) -> int:
     """Become ``command``, which applies the manifest and says how to follow the training."""
     os.execvp(command[0], command)

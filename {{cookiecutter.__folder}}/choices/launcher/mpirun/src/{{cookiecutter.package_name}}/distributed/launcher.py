@@ -9,6 +9,7 @@ MASTER_ADDR, MASTER_PORT   where the processes meet, unless MPI connects them: t
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,11 @@ def _hosts(file: str) -> list[str]:
     if not hosts:
         raise UsageError("set HOSTFILE to a file that names the hosts, one a line")
     return hosts
+
+
+def trial() -> list[str] | None:
+    """Return the command that trains once and waits for the end, without its settings."""
+    return [sys.executable, "-m", PACKAGE, "launch"]
 
 
 def start(command: list[str], run_dir: Path) -> int:

@@ -4,6 +4,7 @@ NPROC_PER_NODE  processes on each node (default: 2 on CPUs, else 1)
 NNODES          nodes (default: 1)
 RUN_DIR         where the run is written (default: runs/ and the number of the job); an older one is resumed
 SEEDS           such as 0-4: an array of jobs, one for each seed
+JOBS            how many jobs share the trainings of a sweep, or of several seeds (default: 1)
 STARTER         what starts the processes in the job: srun (default), or another of scripts/step-*.sh
 SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT and the like are sbatch's own
 """
@@ -15,8 +16,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..checks import Check, command_check, number_of_nodes, project_folder
-from ..config import Ranks, Size
+from ..checks import Check, command_check, number_in_environment, number_of_nodes, project_folder
+from ..config import PACKAGE, Ranks, Size
 from ..errors import UsageError
 from . import hardware, starter
 
@@ -37,24 +38,41 @@ def size(nproc_per_node: int | None) -> Size:
 
 
 def command(size: Size, settings: list[str]) -> list[str]:
-    """Return the command that submits the job, with the variables to set before it.
+    """Return the command that submits the job, with the variables to set before it; or those that share a sweep.
 
     Raises:
         UsageError: for a run directory that the job would not know, or a starter that is not there.
     """
-    if any(word.startswith("--train.run_dir") for word in settings):
+    shared = settings[:1] in (["sweep"], ["seeds"])
+    if not shared and any(word.startswith("--train.run_dir") for word in settings):
         raise UsageError("choose the run directory with RUN_DIR=..., so that the job knows it too")
-    steps = [file.stem.removeprefix("step-") for file in sorted(project_folder().glob("scripts/step-*.sh"))]
-    wanted = os.environ.get("STARTER", "srun")
-    if wanted not in steps:
-        raise UsageError(f"there is no STARTER {wanted}: choose {' or '.join(steps)}")
+    _step()
     variables = [f"{name}={os.environ[name]}" for name in ("RUN_DIR", "STARTER") if os.environ.get(name)]
     options = [f"--nodes={size.nnodes[0]}", f"--ntasks-per-node={size.nproc_per_node}"]
     if hardware.RESERVED:
         options.append(f"--{hardware.RESERVED}-per-node={size.nproc_per_node}")
-    if seeds := os.environ.get("SEEDS"):
-        options += [f"--array={seeds}", "--output=slurm-%A_%a.out"]
+    array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else os.environ.get("SEEDS")
+    if array:
+        options += [f"--array={array}", "--output=slurm-%A_%a.out"]
     return [*variables, "sbatch", "--parsable", *options, "scripts/train.sbatch", *settings]
+
+
+def _step() -> Path:
+    """Return the script that starts the processes of a job.
+
+    Raises:
+        UsageError: if there is none for STARTER.
+    """
+    steps = {file.stem.removeprefix("step-"): file for file in sorted(project_folder().glob("scripts/step-*.sh"))}
+    wanted = os.environ.get("STARTER", "srun")
+    if wanted not in steps:
+        raise UsageError(f"there is no STARTER {wanted}: choose {' or '.join(steps)}")
+    return steps[wanted]
+
+
+def trial() -> list[str] | None:
+    """Return the command that trains once in this job, without its settings; None where this is no job."""
+    return ["bash", str(_step()), "-m", PACKAGE, "train"] if "SLURM_JOB_ID" in os.environ else None
 
 
 def start(command: list[str], run_dir: Path) -> int:
@@ -63,8 +81,9 @@ def start(command: list[str], run_dir: Path) -> int:
     if done.returncode:
         return done.returncode
     job = done.stdout.strip().partition(";")[0]
-    tasks = "_*" if os.environ.get("SEEDS") else ""
-    print(f"job {job} is submitted; it writes {os.environ.get('RUN_DIR') or f'runs/{job}'}")
+    shared = "sweep" in command or "seeds" in command
+    tasks = "_*" if shared or os.environ.get("SEEDS") else ""
+    print(f"job {job} is submitted; it writes {run_dir if shared else os.environ.get('RUN_DIR') or f'runs/{job}'}")
     print(f"follow it with  tail -F slurm-{job}{tasks}.out  and  squeue --job {job}, end it with  scancel {job}")
     return 0
 

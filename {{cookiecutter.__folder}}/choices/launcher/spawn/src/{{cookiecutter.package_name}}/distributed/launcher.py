@@ -6,6 +6,7 @@ NPROC_PER_NODE  processes (default: 2 on CPUs, else one for each device)
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def size(nproc_per_node: int | None) -> Size:
 def command(size: Size, settings: list[str]) -> list[str]:
     """Return the command that trains."""
     return ["python3", "-m", PACKAGE, "train", *settings]
+
+
+def trial() -> list[str] | None:
+    """Return the command that trains once and waits for the end, without its settings."""
+    return [sys.executable, "-m", PACKAGE, "launch"]
 
 
 def start(command: list[str], run_dir: Path) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,11 @@ def command(size: Size, settings: list[str]) -> list[str]:
         ]
     torchrun = ["torchrun", *rendezvous, f"--max-restarts={restarts}", f"--nproc-per-node={size.nproc_per_node}"]
     return [*variables, *torchrun, "-m", PACKAGE, "train", *settings]
+
+
+def trial() -> list[str] | None:
+    """Return the command that trains once and waits for the end, without its settings."""
+    return [sys.executable, "-m", PACKAGE, "launch"]
 
 
 def start(command: list[str], run_dir: Path) -> int:

@@ -1,0 +1,135 @@
+"""How much the result depends on chance: the same settings trained with several seeds, and what their numbers spread over."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from . import storage, trials
+from .config import EXIT_RESUMABLE, Config, changed_settings
+from .errors import UsageError
+from .run_directory import HARMLESS
+from .task import objective
+from .tracking import flat
+
+
+class Spread(NamedTuple):
+    """One number that every run has."""
+
+    metric: str
+    runs: int
+    """that have it"""
+    mean: float
+    std: float
+    """the estimate from n - 1; not a number for a single run"""
+    min: float
+    max: float
+
+
+def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
+    """Train with each seed that has not been trained with, then print and write the table; return the exit code.
+
+    Args:
+        arguments: all of this command's, for the jobs of a cluster.
+        asked: seeds such as 0,1,2 or 0-4; none: only make the table.
+        here: train in processes of this machine alone, whatever the launcher.
+
+    Raises:
+        UsageError: if the settings cannot work, or the runs differ in more than their seeds.
+    """
+    folder, failed = Path(config.train.run_dir), False
+    if asked:
+        numbers, command = numbers_in(asked), trials.command_of_each(here)
+        if command is None:
+            return trials.submit(config, ["seeds", *arguments])
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = trials.keep_settings(config, folder)
+        with trials.stop_signals() as signals:
+            for seed in numbers:
+                run = folder / f"seed-{seed}"
+                if is_trained(run, config) or not (claim := trials.claim(run)):
+                    continue
+                print(f"seed {seed}", flush=True)
+                with claim:
+                    ended = trials.train(command, [*settings, f"--train.seed={seed}"], run, signals, lambda: False)
+                if ended.code and (signals or ended.code == EXIT_RESUMABLE):
+                    print("stopped: the same command resumes")
+                    return EXIT_RESUMABLE
+                if ended.code == 2:
+                    raise UsageError(ended.why)
+                if ended.code:
+                    failed = True
+                    print(f"seed {seed} failed: {ended.why}; see {run / trials.OUTPUT}", flush=True)
+    show(folder)
+    return int(failed)
+
+
+def numbers_in(asked: str) -> list[int]:
+    """Return the seeds that stand in a text.
+
+    Raises:
+        UsageError: if they are none.
+    """
+    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", asked):
+        raise UsageError(f"{asked} must be seeds, such as 0,1,2 or 0-4")
+    ends = [part.partition("-") for part in asked.split(",")]
+    return sorted({seed for low, _, high in ends for seed in range(int(low), int(high or low) + 1)})
+
+
+def is_trained(run: Path, config: Config) -> bool:
+    """Tell whether a run has been trained to its end with these settings; with others, the training says what to do."""
+    if not (run / "summary.json").exists() or not (run / "config.yaml").exists():
+        return False
+    changes = changed_settings(yaml.safe_load((run / "config.yaml").read_text()), config)
+    return all(change.startswith((*HARMLESS, "train.seed ")) for change in changes)
+
+
+def spread(folder: Path) -> list[Spread]:
+    """Return the table of the runs in the folders ``seed-N`` that were trained to their end.
+
+    Raises:
+        UsageError: if there are none, or they differ in more than their seeds.
+    """
+    runs = [file.parent for file in sorted(folder.glob("seed-*/summary.json"))]
+    if not runs:
+        raise UsageError(f"{folder} holds no finished run of a seed: name some, such as 0-4", 1)
+    first, *others = (flat(yaml.safe_load((run / "config.yaml").read_text())) for run in runs)
+    names = {name for other in others for name in first if first[name] != other.get(name)} - {"train.seed"}
+    if names := {name for name in names if not f"{name} ".startswith(HARMLESS)}:
+        raise UsageError(f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone")
+    numbers = [dict(numbers_of(json.loads((run / "summary.json").read_text()))) for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for one in numbers for name in one):
+        values = [one[name] for one in numbers if name in one]
+        std = statistics.stdev(values) if len(values) > 1 else math.nan
+        rows.append(Spread(name, len(values), statistics.fmean(values), std, min(values), max(values)))
+    return rows
+
+
+def numbers_of(summary: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the losses and metrics of a run at its end, and the score of its best evaluation."""
+    score = f"val_{objective.SCORE}"
+    best = {f"best {score}": (summary.get("best") or {}).get(score)}
+    for name, value in {**summary, **best}.items():
+        if name.startswith(("train_loss", "val_", "best val_")) and isinstance(value, int | float):
+            yield name, float(value)
+
+
+def show(folder: Path) -> None:
+    """Print the table and write it as seeds.csv."""
+    rows = spread(folder)
+    storage.write_table(folder / "seeds.csv", Spread._fields, rows)
+    table = Table(*Spread._fields, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row.metric, str(row.runs), *(f"{value:.4g}" for value in row[2:]))
+    Console().print(table)
+    print(f"all is in {folder / 'seeds.csv'}")
