@@ -55,12 +55,30 @@ def test_a_translated_notebook_differs_in_its_text_alone(language: str) -> None:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs, list items, tables and headings of a page, without code and links' targets."""
-    prose = re.sub(r"`[^`]*`|\]\(\S+\)|<\S+>", "", BLOCK.sub("", text))
+    """Yield the paragraphs, list items, tables and headings of a page, without code, tags and links' targets."""
+    prose = re.sub(r"`[^`]*`|\]\(\S+\)|<[^<>\n]+>", "", BLOCK.sub("", text))
     for paragraph in re.split(r"\n\s*\n|\n(?=#)|\n(?= *(?:-|\d+\.) )", prose):
         # The title may be a name, and mathematics has no language.
-        if paragraph.strip() and not re.match(r"\s*(# |\$\$)", paragraph):
+        if re.search(r"[^\W\d_]", paragraph) and not re.match(r"\s*(# |\$\$)", paragraph):
             yield paragraph
+
+
+def assert_in(language: str, text: str, where: str) -> None:
+    """Every paragraph, and every comment beside a command, is in the language."""
+    commands = "".join(block for block in BLOCK.findall(text) if block.startswith("```bash"))
+    for part in (*re.findall(r"\s# (.+)", commands), *paragraphs(text)):
+        assert re.search(LETTERS[language], part), f"{where}: {part}"
+        english = ENGLISH.search(part)
+        assert not english, f"{where}: {english}"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_paragraph_of_a_translated_page_of_the_template_is_in_its_language(language: str) -> None:
+    pages = [page for page in translations.translations(language).values() if page.suffix == ".md"]
+    own = [page for page in pages if not page.is_relative_to(CHOICES)]
+    assert own
+    for page in own:
+        assert_in(language, translations.text_of(page), name(page))
 
 
 def test_every_paragraph_of_a_translated_project_is_in_its_language(projects: list[BakedProject]) -> None:
@@ -76,13 +94,7 @@ def test_every_paragraph_of_a_translated_project_is_in_its_language(projects: li
             text = translations.text_of(project.path / file)
             # Answers are a user's own words.
             text = text.replace(project.answers["description"] or "\0", "", 1)
-            commands = "".join(block for block in BLOCK.findall(text) if block.startswith("```bash"))
-            for comment in re.findall(r"\s# (.+)", commands):
-                assert re.search(LETTERS[language], comment), f"{file} of {project}: {comment}"
-            for paragraph in paragraphs(text):
-                assert re.search(LETTERS[language], paragraph), f"{file} of {project}: {paragraph}"
-                english = ENGLISH.search(paragraph)
-                assert not english, f"{file} of {project}: {english}"
+            assert_in(language, text, f"{file} of {project}")
     assert {"README.md", "docs/torchrun.md", "docs/speed.md", "notebooks/train.ipynb"} <= seen
 
 
