@@ -52,8 +52,8 @@ def to_translate() -> set[Path]:
 
 
 def name(page: Path) -> str:
-    """The path of a page, as people call it."""
-    return page.relative_to(PROJECT if page.is_relative_to(PROJECT) else ROOT).as_posix()
+    """The path of a page, from the root of the template."""
+    return page.relative_to(ROOT).as_posix()
 
 
 def text_of(page: Path) -> str:
