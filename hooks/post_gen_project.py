@@ -2,7 +2,7 @@
 
 choices/QUESTION/ANSWER/ holds what one answer adds, each file at its final path. Two names in it are reserved:
 parts/ holds pieces that README.md and the like include, and with/QUESTION/ANSWER/ what two answers add together.
-choices/language/ANSWER/ comes last: its pages take the place of those that they translate.
+choices/language/ANSWER/ comes last: its pages are rendered here, and take the place of those that they translate.
 At last, .cruft.json keeps which version of the template this was, so that the project can be updated.
 """
 
@@ -47,6 +47,23 @@ def chosen_folders() -> Iterator[Path]:
             )
 
 
+def rendered(page: Path) -> str:
+    """Return the text of a translated page.
+
+    Cookiecutter only copies it, because it takes text for binary if the 512th byte is in the middle of a Korean letter.
+    """
+    # Cookiecutter's own requirement; importing it takes longer than all else here.
+    import jinja2
+
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader("."),
+        undefined=jinja2.StrictUndefined,
+        autoescape=jinja2.select_autoescape(),
+        keep_trailing_newline=True,
+    )
+    return pages.get_template(page.as_posix()).render(cookiecutter=ANSWERS)
+
+
 def lay(folder: Path, laid: set[Path], translates: bool) -> None:
     """Move the files of one folder to where they belong in the project, and add these to ``laid``.
 
@@ -61,7 +78,10 @@ def lay(folder: Path, laid: set[Path], translates: bool) -> None:
         if path in laid:
             sys.exit(f"ddl-template: {source} would replace {path}, which another choice brings too.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(path)
+        if translates:
+            path.write_text(rendered(source), encoding="utf-8", newline="\n")
+        else:
+            source.replace(path)
         laid.add(path)
 
 

@@ -202,7 +202,8 @@ def test_a_translation_takes_the_place_of_its_page(lay: Lay, tmp_path: Path) -> 
         "choices/use_docker/true/docs/docker.md": "of an answer that comes after the language",
     }
     translations = {
-        "choices/language/ko/README.md": "공통",
+        "choices/language/ko/README.md": "{{ cookiecutter.project_slug }} 공통 {% include 'choices/task/gan/parts/data.md' %}",
+        "choices/task/gan/parts/data.md": "데이터\n",
         "choices/language/ko/with/backend/torch/docs/base.md": "기반",
         "choices/language/ko/with/backend/mpi/docs/mpi.md": "다른 답변",
         "choices/language/ko/with/launcher/spawn/docs/spawn.md": "답변",
@@ -213,7 +214,7 @@ def test_a_translation_takes_the_place_of_its_page(lay: Lay, tmp_path: Path) -> 
     project = tmp_path / "project"
     found = {path.relative_to(project).as_posix(): path.read_text() for path in project.rglob("*.md")}
     assert found == {
-        "README.md": "공통",
+        "README.md": "project 공통 데이터\n",
         "docs/base.md": "기반",
         "docs/docker.md": "나중 답변",
         "docs/other.md": "not translated",
