@@ -16,8 +16,10 @@ from launching import processes_with, wait_for
 
 pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
-# Whether the learning rate is far too small shows in the first evaluation; an epoch takes a tenth of a second or more.
-ASKED = ["optim.lr=0.003,1e-7", "--trials", "8", "--train.epochs", "30", "--train.log_every", "2"]
+EPOCHS = 20
+# With this seed, the first two trials get the good rate, and the third one a rate that shows at once to be far too small.
+ASKED = ["optim.lr=0.003,1e-7", "--trials", "3", "--train.seed", "10"]
+ASKED += ["--train.epochs", str(EPOCHS), "--train.log_every", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,9 @@ def test_a_project_s_own_tests_of_sweeps_pass_with_optuna(project: Installed) ->
 
 def test_a_sweep_that_is_stopped_and_killed_loses_no_trial(project: Installed) -> None:
     folder = project.path / "runs" / "sweep"
+    source = project.path / "src" / project.package / "sweep.py"
+    # As docs/sweeps.md says, another pruner may stand there: this one does not wait for five trials.
+    source.write_text(source.read_text().replace("MedianPruner()", "MedianPruner(n_startup_trials=2)"))
     for trial, number in enumerate((signal.SIGTERM, signal.SIGKILL)):
         run = folder / f"trial-{trial:04}"
         with sweeping(project, folder) as process:
@@ -64,17 +69,18 @@ def test_a_sweep_that_is_stopped_and_killed_loses_no_trial(project: Installed) -
     assert not processes_with(str(folder))
     with (folder / "trials.csv").open() as file:
         rows = {int(row["trial"]): row for row in csv.DictReader(file)}
-    assert list(sorted(rows)) == list(range(8))
-    states = [rows[trial]["state"] for trial in range(8)]
-    # The first five show what is usual; a rate that is too small is worse.
-    assert set(states[:5]) == {"complete"} and "pruned" in states[5:], said
-    for row in rows.values():
-        run = folder / f"trial-{int(row['trial']):04}"
-        assert row["state"] == "complete" or (row["optim.lr"], (run / "stopped").exists()) == ("1e-7", True)
+    assert {trial: row["state"] for trial, row in rows.items()} == {
+        0: "complete",
+        1: "complete",
+        2: "pruned",
+    }, said
+    assert rows[2]["optim.lr"] == "1e-7" and (folder / "trial-0002" / "stopped").exists()
+    for trial, row in rows.items():
+        run = folder / f"trial-{trial:04}"
         epochs = [json.loads(line)["epoch"] for line in (run / "metrics.jsonl").read_text().splitlines()]
         assert epochs == list(range(1, len(epochs) + 1))
         assert len(epochs) == int(row["evaluations"])
-        assert (len(epochs) == 30) == (row["state"] == "complete")
+        assert (len(epochs) == EPOCHS) == (row["state"] == "complete")
     for trial in range(2):
         assert "resumed from" in (folder / f"trial-{trial:04}" / "log.txt").read_text()
         assert project.read_json(f"runs/sweep/trial-{trial:04}/summary.json")["world_size"] == 2
@@ -83,7 +89,9 @@ def test_a_sweep_that_is_stopped_and_killed_loses_no_trial(project: Installed) -
     measured = project.succeed(*evaluate)
     best = next(iter(rows.values()))
     assert best["optim.lr"] == "0.003"
-    assert json.loads(measured[measured.index("{") :])["val_accuracy"] == float(best["val_accuracy"])
+    assert json.loads(measured[measured.index("{") :])["val_accuracy"] == pytest.approx(
+        float(best["val_accuracy"])
+    )
 
 
 def test_seeds_are_trained_by_the_launcher(project: Installed) -> None:
