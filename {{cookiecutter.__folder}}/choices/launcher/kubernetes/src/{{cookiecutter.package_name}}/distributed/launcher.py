@@ -55,9 +55,7 @@ def trial() -> list[str] | None:
     Raises:
         UsageError: always.
     """
-    raise UsageError(
-        "kubernetes trains on other machines, whose trainings this one cannot follow: add --here to train here"
-    )
+    raise UsageError("kubernetes trains where this process cannot follow: add --here to train here")
 
 
 def start(command: list[str], run_dir: Path) -> int:
