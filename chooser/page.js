@@ -106,7 +106,7 @@ function sentence({ name, values, why, nearest }, target) {
   const works = Object.values(nearest).join(", ");
   const start = [element("b", {}, values.join(", ")), `: ${why}. Nearest: `];
   if (works === Object.values(target).join(", ")) {
-    return element("li", {}, ...start, `${works}, as chosen.`);
+    return element("li", {}, ...start, "as chosen.");
   }
   const button = element("button", { type: "button", class: "instead" }, works);
   button.addEventListener("click", () => {
@@ -124,7 +124,9 @@ function show() {
   const other = otherAnswers();
   state.other = other && template.filesOf(other);
   state.marks = state.other ? compare(state.other, state.files) : new Map();
-  $("line").textContent = template.command(state.answers);
+  // A line ends between words, not at the dashes in them.
+  const words = template.command(state.answers).split(" ");
+  $("line").replaceChildren(...words.flatMap((word) => [element("span", {}, word), " "]).slice(0, -1));
   showQuestions();
   showSummary();
   for (const name of state.marks.keys()) {

@@ -129,7 +129,7 @@ export class Tree {
     const { path } = rows[index].dataset;
     const expanded = rows[index].getAttribute("aria-expanded");
     const move = (row) => row && (this.focus(row.dataset.path), row.scrollIntoView({ block: "nearest" }));
-    const parent = () => rows.find((row) => row.dataset.path === path.slice(0, path.lastIndexOf("/")));
+    const parent = () => rows.findLast((row) => path.startsWith(row.dataset.path + "/"));
     const keys = {
       ArrowDown: () => move(rows[index + 1]),
       ArrowUp: () => move(rows[index - 1]),
