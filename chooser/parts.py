@@ -20,7 +20,7 @@ from typing import NamedTuple
 from answers import CHOICES, FEATURES, Answers, Project, possible_targets
 
 # What depends on more combinations of answers than these is taken apart further.
-MOST_COMBINATIONS = 64
+MOST_COMBINATIONS = 100
 MOST_QUESTIONS = 4
 
 Questions = tuple[str, ...]
@@ -111,7 +111,8 @@ class Guess:
         joined: list[tuple[Questions, Column]] = []
         for column in aligned(whole):
             if (questions := self._depends_on(column)) is None:
-                raise ValueError(f"{name}: no {MOST_QUESTIONS} questions say where it holds {max(column)!r}")
+                many = f"{MOST_QUESTIONS} questions, or {MOST_COMBINATIONS} combinations of answers"
+                raise ValueError(f"{name}: more than {many} decide whether it holds {max(column)!r}")
             if joined and joined[-1][0] == questions:
                 column = tuple(map(str.__add__, joined.pop()[1], column))
             joined.append((questions, column))
