@@ -5,7 +5,7 @@
 """The template's chores, each in an environment of its own: ``nox`` runs lint, tests and variants.
 
 ``nox -s demo`` bakes the default project into ./demo and trains it. With CI set, ``nox`` also runs the sessions that
-need root, or gigabytes, all in one: everything, and at last matrix.
+need a browser, root or gigabytes, the latter in one: everything. The last is matrix.
 """
 
 import itertools
@@ -26,7 +26,7 @@ MORE = "horovod or mpi or xla or cluster"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
 if CI:
-    nox.options.sessions = ["lint", "tests", "everything", "matrix"]
+    nox.options.sessions = ["lint", "tests", "browser", "everything", "matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:
@@ -48,7 +48,16 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
-    session.run("pytest", "-n", "2", "-m", "not (executed or launches or chaos or gpu)", *session.posargs)
+    session.run(
+        "pytest", "-n", "2", "-m", "not (executed or browser or launches or chaos or gpu)", *session.posargs
+    )
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Click through the page that chooser builds; arguments after -- go to pytest. Needs chromium and chromium-driver."""
+    session.install("-r", "tests/requirements.txt")
+    session.run("pytest", "-m", "browser", "--durations=5", *session.posargs)
 
 
 @nox.session
@@ -177,6 +186,13 @@ def instances(session: nox.Session) -> None:
             # It names this clone, and nobody updates an instance.
             (project / ".cruft.json").unlink(missing_ok=True)
             shutil.move(project, folder / f"{hardware}-{backend}-{launcher}")
+
+
+@nox.session
+def chooser(session: nox.Session) -> None:
+    """Build docs/chooser.html, or -- PAGE: choose answers in a browser, read and download what they render."""
+    session.install("-r", "chooser/requirements.txt")
+    session.run("python", "chooser/build.py", *session.posargs)
 
 
 @nox.session

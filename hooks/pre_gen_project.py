@@ -16,8 +16,8 @@ MAX_LENGTH = 40
 DEVICES = {"aux", "con", "nul", "prn", *(port + digit for port in ("com", "lpt") for digit in "123456789")}
 
 
-def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
-    """Say why the combination is not in the support table and which valid one is nearest, or return None."""
+def refused_target(support: dict, hardware: str, backend: str, launcher: str) -> tuple[str, dict] | None:
+    """Say why the target is not in the support table and which one that is in it is nearest, or return None."""
     row = support[backend]
     if hardware not in row["hardware"]:
         refusal = row["refused"][hardware]
@@ -29,8 +29,16 @@ def refused_combination(support: dict, hardware: str, backend: str, launcher: st
     launchers = support[nearest["backend"]]["launchers"]
     if nearest["launcher"] not in launchers:
         nearest["launcher"] = launchers[0]
+    return refusal["why"], nearest
+
+
+def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
+    """Say in one sentence why the combination is refused and what to choose instead, or return None."""
+    if not (refused := refused_target(support, hardware, backend, launcher)):
+        return None
+    why, nearest = refused
     return (
-        f"{refusal['why']}, so hardware={hardware} backend={backend} launcher={launcher} cannot work: choose "
+        f"{why}, so hardware={hardware} backend={backend} launcher={launcher} cannot work: choose "
         + " ".join(f"{key}={value}" for key, value in nearest.items())
     )
 
