@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -72,19 +71,19 @@ def record(table: str, *cells: str) -> None:
 
 
 def seen() -> Iterator[tuple[str, list[str]]]:
-    """Yield table and cells of each row that the tests have seen, those of the support matrix at last."""
+    """Yield table and cells of each row that the tests have seen, at last those of the support matrix."""
     for file in sorted(SEEN.glob("*.json")):
         row = json.loads(file.read_text())
         yield row["table"], row["cells"]
-    targets = [json.loads(file.read_text()) for file in matrix.SEEN.glob("*.json")]
-    dates: dict[str, str] = {}
-    for target in targets:
-        dates[target["versions"]] = max(target["date"], dates.get(target["versions"], ""))
-    for versions, number in Counter(target["versions"] for target in targets).items():
-        found = dict(part.split(" ", 1) for part in versions.split(", "))
-        python, torch = found["python"].rpartition(".")[0], found["torch"].partition("+")[0]
-        what = f"{number} targets of the [support matrix](support-matrix.md)"
-        yield "trained", [python, torch, "newest", what, versions, dates[versions]]
+    executed: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for row in matrix.rows(matrix.MATRIX.read_text()):
+        *_, date, versions, _difference, _ = re.split(r"\s*\|\s*", row)
+        if found := re.match(r"python (3\.\d+)\S+, torch ([\d.]+)\S*, ignite \S+(?<!,)", versions):
+            executed.setdefault((found[1], found[2]), []).append((date, found[0]))
+    for (python, torch), targets in executed.items():
+        date, versions = max(targets)
+        what = f"targets of the [support matrix](support-matrix.md): {len(targets)}"
+        yield "trained", [python, torch, "newest", what, versions, date]
 
 
 def tables(old: str) -> str:
