@@ -21,7 +21,7 @@ QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
 # What needs more than PyPI's wheels.
-MORE = "horovod or mpi or xla or cluster"
+MORE = "horovod or mpi or xla or cluster or versions or docker"
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
@@ -97,6 +97,21 @@ def executed(session: nox.Session, marked: str, *options: str) -> None:
 
 
 @nox.session
+def versions(session: nox.Session) -> None:
+    """Render with each Python that is here, by the oldest and the newest cookiecutter; train with the lowest versions.
+
+    Where packages come from a folder of wheels, ANY_TORCH=1 also installs torch for each Python, gigabytes each.
+    """
+    executed(session, "versions", "-n", "2")
+
+
+@nox.session
+def docker(session: nox.Session) -> None:
+    """Build the images of projects and train in them, by podman. Needs root, podman, crun and debootstrap."""
+    executed(session, "docker")
+
+
+@nox.session
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes."""
     executed(session, "not chaos", "-n", "2", "--dist", "worksteal")
@@ -104,9 +119,10 @@ def everything(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Write docs/support-matrix.md from what the sessions above have seen; in CI, fail if its rows have changed."""
+    """Write docs/support-matrix.md and docs/versions.md from what the sessions above have seen; in CI, fail if rows of targets have changed."""
     session.install("-r", "tests/requirements.txt")
     session.run("python", "tests/matrix.py", *(["--check"] if CI else []))
+    session.run("python", "tests/versions.py")
 
 
 @nox.session

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
+ANSWERS = json.loads({{cookiecutter | jsonify | jsonify}})
 CHOICES = Path("choices")
 RESERVED = ("parts", "with")
 TRANSLATED = "language"
