@@ -5,7 +5,7 @@
 """The template's chores, each in an environment of its own: ``nox`` runs lint, tests and variants.
 
 ``nox -s demo`` bakes the default project into ./demo and trains it. With CI set, ``nox`` also runs the sessions that
-need root, or gigabytes, all in one: everything, and at last matrix.
+need a browser, root or gigabytes, the latter in one: everything. The last is matrix.
 """
 
 import itertools
@@ -21,12 +21,12 @@ QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
 # What needs more than PyPI's wheels.
-MORE = "horovod or mpi or xla or cluster"
+MORE = "horovod or mpi or xla or cluster or versions or docker"
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
 if CI:
-    nox.options.sessions = ["lint", "tests", "everything", "matrix"]
+    nox.options.sessions = ["lint", "tests", "browser", "everything", "matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:
@@ -38,7 +38,7 @@ else:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check the template's own Python: format, style, types."""
-    session.install("-r", "tests/requirements.txt", "mypy", "types-PyYAML")
+    session.install("-r", "tests/requirements.txt", "mypy", "types-PyYAML", "types-psutil")
     session.run("ruff", "format", "--check")
     session.run("ruff", "check")
     session.run("mypy")
@@ -48,7 +48,16 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
-    session.run("pytest", "-n", "2", "-m", "not (executed or launches or chaos or gpu)", *session.posargs)
+    session.run(
+        "pytest", "-n", "2", "-m", "not (executed or browser or launches or chaos or gpu)", *session.posargs
+    )
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Click through the page that chooser builds; arguments after -- go to pytest. Needs chromium and chromium-driver."""
+    session.install("-r", "tests/requirements.txt")
+    session.run("pytest", "-m", "browser", "--durations=5", *session.posargs)
 
 
 @nox.session
@@ -88,6 +97,21 @@ def executed(session: nox.Session, marked: str, *options: str) -> None:
 
 
 @nox.session
+def versions(session: nox.Session) -> None:
+    """Render with each Python that is here, by the oldest and the newest cookiecutter; train with the lowest versions.
+
+    Where packages come from a folder of wheels, ANY_TORCH=1 also installs torch for each Python, gigabytes each.
+    """
+    executed(session, "versions", "-n", "2")
+
+
+@nox.session
+def docker(session: nox.Session) -> None:
+    """Build the images of projects and train in them, by podman. Needs root, podman, crun and debootstrap."""
+    executed(session, "docker")
+
+
+@nox.session
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes."""
     executed(session, "not chaos", "-n", "2", "--dist", "worksteal")
@@ -95,9 +119,10 @@ def everything(session: nox.Session) -> None:
 
 @nox.session
 def matrix(session: nox.Session) -> None:
-    """Write docs/support-matrix.md from what the sessions above have seen; in CI, fail if its rows have changed."""
+    """Write docs/support-matrix.md and docs/versions.md from what the sessions above have seen; in CI, fail if rows of targets have changed."""
     session.install("-r", "tests/requirements.txt")
     session.run("python", "tests/matrix.py", *(["--check"] if CI else []))
+    session.run("python", "tests/versions.py")
 
 
 @nox.session
@@ -180,12 +205,20 @@ def instances(session: nox.Session) -> None:
 
 
 @nox.session
+def chooser(session: nox.Session) -> None:
+    """Build docs/chooser.html, or -- PAGE: choose answers in a browser, read and download what they render."""
+    session.install("-r", "chooser/requirements.txt")
+    session.run("python", "chooser/build.py", *session.posargs)
+
+
+@nox.session
 def benchmark(session: nox.Session) -> None:
     """Compare a project with what one would use instead; arguments after -- go to benchmarks/throughput.py."""
     with_project_to_measure(session, "-r", "benchmarks/requirements.txt")
     session.run("python", "benchmarks/throughput.py", *session.posargs)
     if not session.posargs:
         session.run("python", "benchmarks/levers.py")
+        session.run("python", "benchmarks/memory.py")
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """What does each setting that promises speed or memory gain, and what does a checkpoint cost? Part of ``nox -s benchmark``.
 
-The rendered project trains with two gloo processes, with one setting at a time and without any, in turns. Results are kept in
+The rendered project trains with two gloo processes, with one setting and without any, lap by lap in turns. Results are kept in
 benchmarks/results.
 """
 
@@ -11,14 +11,15 @@ import os
 import platform
 import statistics
 import tempfile
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from laps import in_turns
 from my_ddl_project.config import to_options
-from throughput import CASES, RESULTS, Case, rendered, run, speed_of_rendered
+from throughput import CASES, RESULTS, Case, rendered
 
 LEVERS: dict[str, dict[str, object]] = {
-    "none": {},
     "compression fp16": {"distributed.compression": "fp16"},
     "compression powersgd": {"distributed.compression": "powersgd"},
     "strategy local-sgd": {"distributed.strategy": "local-sgd"},
@@ -35,12 +36,14 @@ LEVERS: dict[str, dict[str, object]] = {
     "profile basic": {"train.profile": "basic"},
 }
 WORK = {
-    "compute-bound: CNN, 32x32": CASES["compute-bound: CNN, 32x32"]._replace(epochs=3),
-    "overhead-bound: MLP, batch 128": CASES["overhead-bound: MLP, batch 128"]._replace(epochs=50),
-    "exchange-bound: 8 M weights in blocks, batch 64": Case("images", "deep", 320, 64, epochs=4, size=1024),
+    "compute-bound: CNN, 32x32": CASES["compute-bound: CNN, 32x32"],
+    "overhead-bound: MLP, batch 128": CASES["overhead-bound: MLP, batch 128"],
+    "exchange-bound: 8 M weights in blocks, batch 64": Case("images", "deep", 320, 64, epochs=2, size=1024),
 }
-LARGE = Case("images", "mlp", 4096, 64, epochs=15, size=1024)
+LARGE = Case("images", "mlp", 4096, 64, epochs=1, size=1024)
 SAVES = 10
+STARTS = 2
+"""how often each program is started anew"""
 
 
 def offers(case: Case, lever: str) -> bool:
@@ -50,69 +53,64 @@ def offers(case: Case, lever: str) -> bool:
     )
 
 
-def measure(case: Case, folder: Path, rounds: int) -> dict[str, list[tuple[float, int]]]:
-    """Return samples per second and MiB of each round, with each of the levers."""
-    found: dict[str, list[tuple[float, int]]] = {lever: [] for lever in LEVERS if offers(case, lever)}
-    for number in range(rounds):
-        names = list(found)
-        for name in names[number:] + names[:number]:
-            found[name].append(speed_of_rendered(case, folder, *to_options(LEVERS[name])))
+def measure(case: Case, folder: Path, laps: int) -> dict[str, dict[str, tuple[list[float], int]]]:
+    """Return samples per second of each lap and MiB, for each lever: with it, and without any at the same time."""
+    found = {}
+    for lever, settings in LEVERS.items():
+        if not offers(case, lever):
+            continue
+        programs = {
+            "with": partial(rendered, case, folder, *to_options(settings)),
+            "without": partial(rendered, case, folder),
+        }
+        seconds, memory = in_turns(programs, STARTS, laps)
+        found[lever] = {
+            name: ([case.samples / lap for lap in taken], memory[name]) for name, taken in seconds.items()
+        }
     return found
 
 
-def seconds_of_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of 100 steps of each round: without a checkpoint, with ten that are waited for, and with ten more."""
+def seconds_of_saves(folder: Path, laps: int) -> dict[str, list[float]]:
+    """Return the seconds of 100 steps of each lap: without a checkpoint, with ten that are waited for, and with ten beside them."""
     every = {
-        "none": {},
-        "waited for": {"train.async_save": "false"},
-        "beside the steps": {"train.async_save": "true"},
+        "none": {"train.save_every": "1000000 steps"},
+        "waited for": {"train.save_every": f"{100 // SAVES} steps", "train.async_save": "false"},
+        "beside the steps": {"train.save_every": f"{100 // SAVES} steps", "train.async_save": "true"},
     }
-    found: dict[str, list[float]] = {name: [] for name in every}
-    for number in range(rounds):
-        names = list(found)
-        for name in names[number:] + names[:number]:
-            settings = {
-                **every[name],
-                "train.save_every": f"{100 // SAVES} steps" if every[name] else "1000 steps",
-                "train.evaluate_every": "1000 steps",
-                "train.max_iterations": 120,
-            }
-            with tempfile.TemporaryDirectory(dir=folder) as run_dir:
-                steps = run(rendered(LARGE, folder, "--train.run_dir", run_dir, *to_options(settings))).steps
-            # A save follows the line of its step: the first and the last time are of the same distance to one.
-            found[name].append(steps[110] - steps[10])
-    return found
+    programs = {
+        name: partial(rendered, LARGE, folder, *to_options({**settings, "train.log_every": 100}))
+        for name, settings in every.items()
+    }
+    return in_turns(programs, STARTS, laps)[0]
 
 
-def cell(found: dict[str, list[tuple[float, int]]], lever: str) -> str:
+def cell(found: dict[str, dict[str, tuple[list[float], int]]], lever: str) -> str:
     """Return what a table says of a lever."""
     if lever not in found:
         return ""
-    memory = f"{statistics.median(memory for _, memory in found[lever]):.0f} MiB"
-    if lever == "none":
-        return f"{statistics.median(speed for speed, _ in found[lever]):,.0f} samples/s, {memory}"
-    ratios = [one[0] / plain[0] for one, plain in zip(found[lever], found["none"], strict=True)]
-    return f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}), {memory}"
+    (speeds, memory), (plain, plain_memory) = found[lever]["with"], found[lever]["without"]
+    ratios = [one / other for one, other in zip(speeds, plain, strict=True)]
+    return f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f}), {memory - plain_memory:+} MiB"
 
 
 def main() -> None:
     """Measure and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--laps", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = {work: measure(case, folder, options.rounds) for work, case in WORK.items()}
-        saves = seconds_of_saves(folder, options.rounds)
+        found = {work: measure(case, folder, options.laps) for work, case in WORK.items()}
+        saves = seconds_of_saves(folder, options.laps)
     about = f"{os.cpu_count()} CPU cores, torch {version('torch')}, Python {platform.python_version()}"
     medians = {name: statistics.median(values) for name, values in saves.items()}
     waited, beside = (
         (medians[name] - medians["none"]) / SAVES for name in ("waited for", "beside the steps")
     )
     lines = [
-        f"Two gloo processes, {about}, {datetime.date.today().isoformat()}: medians of {options.rounds} rounds in turns.",
-        "Speed: samples per second, divided by those without the setting (lowest to highest of the rounds).",
-        "Memory: of the largest process.",
+        f"Two gloo processes, {about}, {datetime.date.today().isoformat()}: medians of {STARTS * options.laps} laps in turns.",
+        "Speed: samples per second, divided by those without the setting (lowest to highest of the laps).",
+        "Memory: what the largest process needs more than without it.",
         "",
         f"| setting | {' | '.join(WORK)} |",
         f"|---|{'---|' * len(WORK)}",

@@ -6,7 +6,6 @@ turns. Results are kept in benchmarks/results.
 
 import argparse
 import datetime
-import json
 import os
 import shutil
 import statistics
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
+from laps import Program, in_turns
 from my_ddl_project.config import to_options
-from throughput import CASES, PROCESSES, RESULTS, Case
+from throughput import CASES, LAPS, PROCESSES, RESULTS, STARTS, STEPS, Case, settings_of
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "tests"))
@@ -40,40 +40,40 @@ def install(folder: Path) -> Installed:
     task = project.path / "src" / project.package / "task"
     shutil.copytree(FOLDER / "task", task, dirs_exist_ok=True)
     (task / "predict.py").unlink()
-    shutil.copytree(FOLDER / "peers", project.path / "peers")
+    shutil.copytree(FOLDER / "peers", project.path / "peers", dirs_exist_ok=True)
     return project
 
 
-def speed(project: Installed, case: Case) -> float:
-    """Return the samples per second of the project, without its evaluations and checkpoints."""
-    settings = {
-        f"task.{name}": getattr(case, name) for name in ("data", "model", "width", "size", "val_size")
-    }
-    settings |= {"data.batch_size": case.batch_size, "train.epochs": case.epochs, "train.run_dir": "runs/it"}
-    shutil.rmtree(project.path / "runs", ignore_errors=True)
-    project.succeed(
-        *MPIRUN, "python3", "-m", project.package, "train", *to_options(settings), OMP_NUM_THREADS="1"
-    )
-    lines = (project.path / "runs/it/metrics.jsonl").read_text().splitlines()[1:]
-    return statistics.harmonic_mean([float(json.loads(line)["samples_per_second"]) for line in lines])
+def start(project: Installed, *command: str) -> Program:
+    """Start two processes of the project's Python with torch's MPI."""
+    lap = STEPS if "train" in command else r"^lap \d"
+    whole = [*project.enter, "env", "OMP_NUM_THREADS=1", "BACKEND=mpi", *MPIRUN, "python3", *command]
+    return Program(whole, lap, project.environment, project.path)
 
 
-def limit(project: Installed, case: Case) -> float:
-    """Return the samples per second of one process alone, and one exchange."""
+def speeds(project: Installed, case: Case, starts: int) -> dict[str, list[float]]:
+    """Return the samples per second of the project, and of one process alone with one exchange, lap by lap."""
+    run_dir = Path("runs/it")
+    ours = ("-m", project.package, "train", "--train.resume", "none", *to_options(settings_of(case, run_dir)))
     values = {**case._asdict(), "evaluates": int(case.evaluates), "folder": "/tmp"}
-    options = [f"--{name}={value}" for name, value in values.items()]
-    said = project.succeed(*MPIRUN, "python3", "peers/limit.py", *options, OMP_NUM_THREADS="1", BACKEND="mpi")
-    return float(said.split()[-1])
+    limit = ("peers/limit.py", *(f"--{name}={value}" for name, value in values.items()))
+
+    def train() -> Program:
+        shutil.rmtree(project.path / run_dir.parent, ignore_errors=True)
+        return start(project, *ours)
+
+    seconds, _ = in_turns({"ours": train, "limit": lambda: start(project, *limit)}, starts, LAPS)
+    return {name: [case.samples / lap for lap in taken] for name, taken in seconds.items()}
 
 
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=STARTS)
     options = parser.parse_args()
     lines = [
         f"Two MPI processes, {os.cpu_count()} CPU cores, {datetime.date.today().isoformat()}: samples per second, medians of",
-        f"{options.rounds} rounds in turns (lowest to highest). The limit is what one process computes alone, and one exchange.",
+        f"{options.starts * LAPS} laps in turns (lowest to highest). The limit is what one process computes alone, and one exchange.",
         "",
         "| case | rendered project | limit | share of the limit |",
         "|---|---|---|---|",
@@ -81,14 +81,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         project = install(Path(name))
         for case in NAMES:
-            rounds = [
-                (speed(project, CASES[case]), limit(project, CASES[case])) for _ in range(options.rounds)
-            ]
+            found = speeds(project, CASES[case], options.starts)
             cells = [
                 f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
-                for values in zip(*rounds, strict=True)
+                for values in found.values()
             ]
-            share = statistics.median(ours / most for ours, most in rounds)
+            share = statistics.median(ours / most for ours, most in zip(*found.values(), strict=True))
             lines.append(f"| {case} | {' | '.join(cells)} | **{share:.2f}** |")
             print(lines[-1], flush=True)
     (RESULTS / "throughput-mpi.md").write_text("\n".join(lines) + "\n")

@@ -1,8 +1,9 @@
 """Is the rendered project as fast as what one would use instead? ``nox -s benchmark``
 
 The rendered project, a loop written by hand with torch's DDP, PyTorch-Ignite as its code-generator writes it, Accelerate and
-Lightning train the same model on the same data with two gloo processes, in turns, because the machine's speed drifts. Beside
-them stands a limit: the steps of one process alone, and one exchange. Results are kept in benchmarks/results.
+Lightning train the same model on the same data with two gloo processes. They take laps in turns, because the machine's speed
+drifts. Beside them stands a limit: the steps of one process alone, and as many exchanges. Results are kept in
+benchmarks/results.
 """
 
 import argparse
@@ -11,33 +12,37 @@ import json
 import os
 import platform
 import random
-import re
-import signal
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
+from laps import LIMIT_S, Program, in_turns
 from my_ddl_project.config import to_options
 
 FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent
 RESULTS = FOLDER / "results"
 PROCESSES = 2
-TORCHRUN = ["torchrun", "--standalone", f"--nproc-per-node={PROCESSES}"]
-LIMIT_S = 300
-ROUNDS = 5
-MORE_ROUNDS = 9
-"""of the cases for which this project promises a speed"""
+# It looks after its processes less often than it would by itself, as all of them stand beside those that are measured.
+TORCHRUN = ["torchrun", "--standalone", "--monitor-interval=5", f"--nproc-per-node={PROCESSES}"]
+STARTS = 3
+STEPS = r"\bstep [1-9]"
+"""what the rendered project says at a log point"""
+LAPS = 3
+"""of each program after each start, but for one to warm up"""
 
 
 class Case(NamedTuple):
-    """What is trained, and how the time is taken."""
+    """What is trained."""
 
     data: str
     model: str
@@ -45,6 +50,7 @@ class Case(NamedTuple):
     batch_size: int
     """of both processes together"""
     epochs: int
+    """of a lap, which should take a few seconds"""
     size: int = 1437
     """training samples; those of the digits are as many"""
     val_size: int = 256
@@ -53,112 +59,62 @@ class Case(NamedTuple):
     evaluates: bool = False
     """after every epoch, within the time that is taken"""
 
-
-class Seen(NamedTuple):
-    """When a command told of each step and epoch, in seconds since its start; its last line; the memory of its largest process."""
-
-    steps: dict[int, float]
-    epochs: list[float]
-    last: str
-    memory_mib: int
+    @property
+    def samples(self) -> int:
+        """Of a lap."""
+        return self.size // self.batch_size * self.batch_size * self.epochs
 
 
 CASES = {
-    "compute-bound: CNN, 32x32": Case("images", "cnn", 32, 64, epochs=5, size=1024),
-    "CNN, 8x8, batch 64": Case("digits", "cnn", 32, 64, epochs=20),
-    "CNN, 8x8, batch 16": Case("digits", "cnn", 8, 16, epochs=12),
-    "overhead-bound: MLP, batch 128": Case("digits", "mlp", 256, 128, epochs=150),
+    "compute-bound: CNN, 32x32": Case("images", "cnn", 32, 64, epochs=2, size=1024),
+    "CNN, 8x8, batch 64": Case("digits", "cnn", 32, 64, epochs=12),
+    "CNN, 8x8, batch 16": Case("digits", "cnn", 8, 16, epochs=8),
+    "overhead-bound: MLP, batch 128": Case("digits", "mlp", 256, 128, epochs=50),
     "input-bound: image files, one loader process each": Case(
-        "files", "mlp", 32, 64, epochs=6, size=2048, num_workers=1
+        "files", "mlp", 32, 64, epochs=2, size=2048, num_workers=1
     ),
-    "input-bound: tokens mapped from a file": Case("tokens", "bigram", 16, 256, epochs=5, size=32768),
+    "input-bound: tokens mapped from a file": Case("tokens", "bigram", 16, 256, epochs=1, size=8192),
     "evaluation-bound: 16 times as many samples": Case(
-        "digits", "cnn", 8, 64, epochs=5, val_size=16 * 1437, evaluates=True
+        "digits", "cnn", 8, 64, epochs=2, val_size=16 * 1437, evaluates=True
     ),
 }
 
 
-def run(command: list[str]) -> Seen:
-    """Run a command to its end.
+def peer(name: str, *launcher: str) -> Callable[[Case, Path], Program]:
+    """Return what starts a program in peers/."""
 
-    Raises:
-        SystemExit: if it failed, with what it printed.
-    """
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    started, steps = time.perf_counter(), dict[int, float]()
-    epochs, lines = [], []
-    with subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        limit = threading.Timer(LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))
-        limit.start()
-        assert process.stdout
-        for line in process.stdout:
-            now = time.perf_counter() - started
-            if step := re.search(r"\bstep (\d+)/", line):
-                steps.setdefault(int(step[1]), now)
-            if re.search(r"\bepoch \d", line):
-                epochs.append(now)
-            lines.append(line)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        limit.cancel()
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(lines)}")
-    return Seen(steps, epochs, lines[-1], used.ru_maxrss >> 10)
-
-
-def samples_per_second(case: Case, epochs: list[float]) -> float:
-    """Return the speed from the end of the first epoch to that of the last one."""
-    assert len(epochs) == case.epochs
-    steps = case.size // case.batch_size * (case.epochs - 1)
-    return steps * case.batch_size / (epochs[-1] - epochs[0])
-
-
-def peer(name: str, *launcher: str) -> Callable[[Case, Path], list[str]]:
-    """Return what makes the command of a program in peers/."""
-
-    def command(case: Case, folder: Path) -> list[str]:
+    def start(case: Case, folder: Path) -> Program:
         settings = {**case._asdict(), "evaluates": int(case.evaluates), "folder": folder}
-        return [
-            *launcher,
-            str(FOLDER / "peers" / name),
-            *(f"--{key}={value}" for key, value in settings.items()),
-        ]
+        options = [f"--{key}={value}" for key, value in settings.items()]
+        return Program([*launcher, str(FOLDER / "peers" / name), *options], r"^lap \d")
 
-    return command
+    return start
 
 
-def rendered(case: Case, folder: Path, *more: str) -> list[str]:
-    """Return the command of the rendered project, without its run directory."""
-    task = {name: getattr(case, name) for name in ("data", "model", "width", "size", "val_size")}
-    settings = {
-        **{f"task.{name}": value for name, value in task.items()},
-        "task.folder": folder,
+def settings_of(case: Case, run_dir: Path) -> dict[str, object]:
+    """Return the settings of the rendered project, which tells of each lap, and evaluates nothing unless the case asks for it."""
+    often: dict[str, object] = {"train.evaluate_every": f"{case.epochs} epochs"}
+    if not case.evaluates:
+        often = {
+            "train.evaluate_every": f"{10**6} epochs",
+            "train.log_every": case.samples // case.batch_size,
+        }
+    return {
+        **{f"task.{name}": getattr(case, name) for name in ("data", "model", "width", "size", "val_size")},
+        "task.folder": run_dir.parent,
         "data.batch_size": case.batch_size,
         "data.num_workers": case.num_workers,
-        "train.epochs": case.epochs,
+        "train.epochs": 10**6,
+        "train.run_dir": run_dir,
+        **often,
     }
-    return [*TORCHRUN, "-m", "my_ddl_project", "train", *to_options(settings), *more]
 
 
-def speed_of_rendered(case: Case, folder: Path, *more: str) -> tuple[float, int]:
-    """Return its samples per second, without its evaluations and checkpoints unless the case asks for evaluations; and MiB."""
-    with tempfile.TemporaryDirectory() as run_dir:
-        seen = run(rendered(case, folder, "--train.run_dir", run_dir, *more))
-        if case.evaluates:
-            return samples_per_second(case, seen.epochs), seen.memory_mib
-        records = [
-            json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()[1:]
-        ]
-        # Harmonic: every epoch has the same number of samples.
-        speed = statistics.harmonic_mean([float(record["samples_per_second"]) for record in records])
-        return speed, seen.memory_mib
+def rendered(case: Case, folder: Path, *more: str) -> Program:
+    """Start the rendered project."""
+    settings = settings_of(case, Path(tempfile.mkdtemp(dir=folder)))
+    command = [*TORCHRUN, "-m", "my_ddl_project", "train", *to_options(settings), *more]
+    return Program(command, r"\bepoch [1-9].* val_loss" if case.evaluates else STEPS)
 
 
 PEERS = {
@@ -172,48 +128,47 @@ LIMIT = peer("limit.py", *TORCHRUN)
 APART = peer("apart.py", *TORCHRUN)
 
 
-def measures_of(case: Case, folder: Path) -> dict[str, Callable[[], float]]:
-    """Return what measures the samples per second of each."""
-
-    def speed(command: Callable[[Case, Path], list[str]]) -> Callable[[], float]:
-        return lambda: samples_per_second(case, run(command(case, folder)).epochs)
-
-    measures = {"rendered project": lambda: speed_of_rendered(case, folder)[0]}
-    measures |= {name: speed(command) for name, command in PEERS.items()}
+def speeds(case: Case, folder: Path, starts: int, laps: int) -> dict[str, list[float]]:
+    """Return the samples per second of each program, round by round."""
+    programs = {"rendered project": rendered, **PEERS}
     # What bounds the others is the reading of the data, or the evaluation.
     if case.num_workers == 0 and case.data != "tokens" and not case.evaluates:
-        measures["limit"] = lambda: float(run(LIMIT(case, folder)).last)
+        programs["limit"] = LIMIT
     if case.data == "images":
-        measures["processes apart"] = lambda: float(run(APART(case, folder)).last)
-    return measures
+        programs["processes apart"] = APART
+    chosen = {name: partial(start, case, folder) for name, start in programs.items()}
+    seconds, _ = in_turns(chosen, starts, laps)
+    return {name: [case.samples / lap for lap in taken] for name, taken in seconds.items()}
 
 
-def starts(folder: Path) -> dict[str, Callable[[], float]]:
-    """Return what measures the seconds from the command to the end of its first step."""
-    case = CASES["CNN, 8x8, batch 64"]._replace(epochs=1)
-
-    def project() -> float:
-        with tempfile.TemporaryDirectory() as run_dir:
-            options = ("--train.run_dir", run_dir, "--train.log_every", "1", "--train.max_iterations", "2")
-            return run(rendered(case, folder, *options)).steps[1]
-
-    def start(command: Callable[[Case, Path], list[str]]) -> Callable[[], float]:
-        return lambda: run(command(case, folder)).steps[1]
-
-    measures = {"rendered project": project} | {name: start(command) for name, command in PEERS.items()}
-    measures["torchrun, and imports alone"] = start(peer("imports.py", *TORCHRUN))
-    return measures
-
-
-def in_turns(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Return what each of them measured in every round; who comes first changes."""
-    found: dict[str, list[float]] = {name: [] for name in measures}
-    for number in range(rounds):
-        names = list(measures)
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            found[name].append(measures[name]())
+def seconds_of_starts(folder: Path, starts: int) -> dict[str, list[float]]:
+    """Return the seconds from the command to the end of its first step, in turns."""
+    case = CASES["CNN, 8x8, batch 64"]
+    log = ("--train.log_every", "1")
+    programs = {"rendered project": lambda *given: rendered(*given, *log), **PEERS}
+    programs["torchrun, and imports alone"] = peer("imports.py", *TORCHRUN)
+    found: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(starts):
+        for name, start in programs.items():
+            with start(case, folder) as program:
+                found[name].append(program.seconds_until(r"\bstep 1/"))
     return found
+
+
+def seconds_of_demo(folder: Path) -> float:
+    """Return how long the first command of a project takes: the training of ``nox -s demo`` to its result, checks included."""
+    project = Path(cookiecutter(str(ROOT), no_input=True, overwrite_if_exists=True, output_dir=str(folder)))
+    shutil.rmtree(project / "runs", ignore_errors=True)
+    # Not the project that this environment holds.
+    environment = os.environ | {"PYTHONPATH": str(project / "src"), "PYTHONWARNINGS": "ignore"}
+    started = time.perf_counter()
+    subprocess.run(
+        [project / "scripts/train.sh"], env=environment, check=True, capture_output=True, timeout=LIMIT_S
+    )
+    seconds = time.perf_counter() - started
+    best = json.loads((project / "runs/default/summary.json").read_text())["best"]
+    assert best["val_accuracy"] > 0.98, best
+    return seconds
 
 
 def table(title: str, found: dict[str, dict[str, list[float]]], digits: int) -> list[str]:
@@ -250,51 +205,91 @@ def make_files(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run every case in turns and write the tables."""
+    """Run every case in turns, keep the numbers of each as soon as they are there, and write the tables."""
+    every = (*CASES, "start", "demo")
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        help=f"default: {MORE_ROUNDS} of the first case and of the overhead-bound one, otherwise {ROUNDS}",
-    )
-    parser.add_argument("--case", choices=[*CASES, "start"], help="only print this one")
+    parser.add_argument("--starts", type=int, default=STARTS, help="how often to start each program anew")
+    parser.add_argument("--laps", type=int, default=LAPS, help="of each program after each start")
+    parser.add_argument("--case", choices=every, nargs="+", default=every, help="measure anew only these")
     options = parser.parse_args()
     versions = {name: version(name) for name in ("torch", "pytorch-ignite", "accelerate", "lightning")}
     about = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPU cores",
         "versions": {"Python": platform.python_version(), **versions},
+        "rounds": options.starts * options.laps,
     }
+    numbers = RESULTS / "throughput-cpu.json"
     found: dict[str, dict[str, list[float]]] = {}
+    if set(options.case) != set(every) and numbers.exists():
+        found = json.loads(numbers.read_text())["found"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_files(folder)
-        for case in [options.case] if options.case else [*CASES, "start"]:
-            measures = starts(folder) if case == "start" else measures_of(CASES[case], folder)
-            promised = case.startswith(("compute-bound", "overhead-bound"))
-            found[case] = in_turns(measures, options.rounds or (MORE_ROUNDS if promised else ROUNDS))
-            print("\n".join(table(case, {"": found[case]}, 1 if case == "start" else 0)), flush=True)
-    if not options.case:
+        for case in options.case:
+            if case in CASES:
+                found[case] = speeds(CASES[case], folder, options.starts, options.laps)
+            elif case == "start":
+                found[case] = seconds_of_starts(folder, options.starts)
+            else:
+                found[case] = {"rendered project": [seconds_of_demo(folder) for _ in range(options.starts)]}
+            digits = 0 if case in CASES else 1
+            print("\n".join(table(case, {"": found[case]}, digits)), flush=True)
+            numbers.write_text(json.dumps({**about, "found": found}, indent=1) + "\n")
+    if found.keys() == set(every):
         write(about, found)
 
 
 def write(about: dict[str, Any], found: dict[str, dict[str, list[float]]]) -> None:
-    """Keep the numbers, and the tables that people read."""
-    speeds = {case: values for case, values in found.items() if case != "start"}
+    """Write the tables and the figure."""
+    measured = {case: found[case] for case in CASES}
     stated = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     text = [
-        f"Two gloo processes, each number the median of {ROUNDS} rounds in turns, or {MORE_ROUNDS} (compute-bound, overhead-bound),",
-        "and lowest to highest. In bold: the number of the rendered project divided by this one, in the median of the rounds.",
-        "The limit is what one process computes alone, and one exchange of all gradients, without any loader; processes apart",
-        "exchange nothing.",
+        f"Two gloo processes, each number the median of {about['rounds']} laps of some seconds, which all take in turns, and lowest to",
+        "highest. In bold: the number of the rendered project divided by this one, in the median of the laps. The limit is what",
+        "one process computes alone, and one exchange of all gradients, without any loader; processes apart exchange nothing.",
         f"{about['machine']}, {stated}, {about['date']}.",
         "",
-        *table("samples per second", speeds, 0),
+        *table("samples per second", measured, 0),
         "",
         *table("seconds", {"from the command to the end of the first step": found["start"]}, 1),
+        "",
+        f"`scripts/train.sh` of a new project learns the digits in {statistics.median(found['demo']['rendered project']):.0f} s.",
+        "",
+        "![each program's speed, as a part of that of the loop by hand](throughput-cpu.png)",
     ]
+    draw(measured, RESULTS / "throughput-cpu.png")
     (RESULTS / "throughput-cpu.md").write_text("\n".join(text) + "\n")
-    (RESULTS / "throughput-cpu.json").write_text(json.dumps({**about, "found": found}, indent=1) + "\n")
+
+
+def draw(measured: dict[str, dict[str, list[float]]], path: Path) -> None:
+    """Draw the speed of each program as a part of that of the loop by hand in the same round: the median, and the range."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = ["rendered project", *(name for name in PEERS if name != "loop by hand")]
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for place, name in enumerate(names):
+        rows = [
+            [one / by_hand for one, by_hand in zip(values[name], values["loop by hand"], strict=True)]
+            for values in measured.values()
+        ]
+        middles = [statistics.median(row) for row in rows]
+        ends = [
+            [middle - min(row) for middle, row in zip(middles, rows, strict=True)],
+            [max(row) - middle for middle, row in zip(middles, rows, strict=True)],
+        ]
+        heights = [number + 0.16 * (place - (len(names) - 1) / 2) for number in range(len(rows))]
+        axes.errorbar(middles, heights, xerr=ends, fmt="o", markersize=5, linewidth=1, label=name)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(measured)), list(measured))
+    axes.invert_yaxis()
+    axes.set(xlabel="times as fast as a loop written by hand", xlim=(0, None))
+    axes.legend(loc="lower left")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 choices/QUESTION/ANSWER/ holds what one answer adds, each file at its final path. Two names in it are reserved:
 parts/ holds pieces that README.md and the like include, and with/QUESTION/ANSWER/ what two answers add together.
+choices/language/ANSWER/ comes last: its pages are rendered here, and take the place of those that they translate.
 At last, .cruft.json keeps which version of the template this was, so that the project can be updated.
 """
 
@@ -15,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
+ANSWERS = json.loads({{cookiecutter | jsonify | jsonify}})
 CHOICES = Path("choices")
 RESERVED = ("parts", "with")
+TRANSLATED = "language"
 
 
 def answer(question: str) -> str:
@@ -26,20 +28,43 @@ def answer(question: str) -> str:
     return str(chosen).lower() if isinstance(chosen, bool) else str(chosen)
 
 
+def names(question: str) -> list[str]:
+    """Return the name of the answer's folder, after that of the base that it shares with others, if there is one."""
+    chosen = answer(question)
+    base = ANSWERS["_bases"].get(question, {}).get(chosen)
+    return [chosen] if base is None else [base, chosen]
+
+
 def chosen_folders() -> Iterator[Path]:
-    """Yield the folder of every answer, after the base that it shares with others; not all of them need exist."""
-    for question in sorted(folder.name for folder in CHOICES.iterdir()):
-        chosen = answer(question)
-        for name in (ANSWERS["_bases"].get(question, {}).get(chosen), chosen):
-            if name is not None:
-                folder = CHOICES / question / name
-                yield folder
-                yield from (
-                    pair for pair in sorted(folder.glob("with/*/*")) if answer(pair.parent.name) == pair.name
-                )
+    """Yield the folders of every answer, translations last; not all of them need exist."""
+    questions = sorted(folder.name for folder in CHOICES.iterdir())
+    for question in sorted(questions, key=lambda question: question == TRANSLATED):
+        for name in names(question):
+            folder = CHOICES / question / name
+            yield folder
+            yield from (
+                pair for pair in sorted(folder.glob("with/*/*")) if pair.name in names(pair.parent.name)
+            )
 
 
-def lay(folder: Path, laid: set[Path]) -> None:
+def rendered(page: Path) -> str:
+    """Return the text of a translated page.
+
+    Cookiecutter only copies it, because it takes text for binary if the 512th byte is in the middle of a Korean letter.
+    """
+    # Cookiecutter's own requirement; importing it takes longer than all else here.
+    import jinja2
+
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader("."),
+        undefined=jinja2.StrictUndefined,
+        autoescape=jinja2.select_autoescape(),
+        keep_trailing_newline=True,
+    )
+    return pages.get_template(page.as_posix()).render(cookiecutter=ANSWERS)
+
+
+def lay(folder: Path, laid: set[Path], translates: bool) -> None:
     """Move the files of one folder to where they belong in the project, and add these to ``laid``.
 
     A file of an earlier project is replaced: whoever bakes over one has asked for that (--overwrite-if-exists).
@@ -48,10 +73,15 @@ def lay(folder: Path, laid: set[Path]) -> None:
         path = source.relative_to(folder)
         if source.is_dir() or path.parts[0] in RESERVED:
             continue
+        if translates and not path.exists():
+            sys.exit(f"ddl-template: {source} translates {path}, which this project does not have.")
         if path in laid:
             sys.exit(f"ddl-template: {source} would replace {path}, which another choice brings too.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(path)
+        if translates:
+            path.write_text(rendered(source), encoding="utf-8", newline="\n")
+        else:
+            source.replace(path)
         laid.add(path)
 
 
@@ -110,8 +140,10 @@ def version_of_the_template() -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     laid: set[Path] = set()
+    translated: set[Path] = set()
     for chosen in chosen_folders():
-        lay(chosen, laid)
+        translates = chosen.is_relative_to(CHOICES / TRANSLATED)
+        lay(chosen, translated if translates else laid, translates)
     shutil.rmtree(CHOICES)
     if version := version_of_the_template():
         text = json.dumps(version, ensure_ascii=False, indent=2) + "\n"

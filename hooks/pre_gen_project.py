@@ -8,16 +8,27 @@ import json
 import keyword
 import re
 import sys
+from importlib import metadata
 
 # JSON inside a JSON string: whatever the answers hold, this stays a plain Python string literal.
-ANSWERS = json.loads({{cookiecutter | jsonify(indent=None) | jsonify}})
+ANSWERS = json.loads({{cookiecutter | jsonify | jsonify}})
 
 MAX_LENGTH = 40
 DEVICES = {"aux", "con", "nul", "prn", *(port + digit for port in ("com", "lpt") for digit in "123456789")}
 
 
-def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
-    """Say why the combination is not in the support table and which valid one is nearest, or return None."""
+def refused_cookiecutter(version: str, oldest: str) -> str | None:
+    """Say why this version of cookiecutter would render another project, or return None."""
+    if [int(number) for number in re.findall(r"\d+", version)] >= [int(part) for part in oldest.split(".")]:
+        return None
+    return (
+        f"cookiecutter {version} renders this template wrongly: install {oldest} or newer "
+        f'(python3 -m pip install "cookiecutter>={oldest}")'
+    )
+
+
+def refused_target(support: dict, hardware: str, backend: str, launcher: str) -> tuple[str, dict] | None:
+    """Say why the target is not in the support table and which one that is in it is nearest, or return None."""
     row = support[backend]
     if hardware not in row["hardware"]:
         refusal = row["refused"][hardware]
@@ -29,8 +40,16 @@ def refused_combination(support: dict, hardware: str, backend: str, launcher: st
     launchers = support[nearest["backend"]]["launchers"]
     if nearest["launcher"] not in launchers:
         nearest["launcher"] = launchers[0]
+    return refusal["why"], nearest
+
+
+def refused_combination(support: dict, hardware: str, backend: str, launcher: str) -> str | None:
+    """Say in one sentence why the combination is refused and what to choose instead, or return None."""
+    if not (refused := refused_target(support, hardware, backend, launcher)):
+        return None
+    why, nearest = refused
     return (
-        f"{refusal['why']}, so hardware={hardware} backend={backend} launcher={launcher} cannot work: choose "
+        f"{why}, so hardware={hardware} backend={backend} launcher={launcher} cannot work: choose "
         + " ".join(f"{key}={value}" for key, value in nearest.items())
     )
 
@@ -85,7 +104,8 @@ def refusal(answers: dict) -> str | None:
     """Return the first reason to refuse ``answers``, one sentence, or None."""
     reserved = set(answers["_reserved_names"])
     return (
-        refused_text("project_name", answers["project_name"])
+        refused_cookiecutter(metadata.version("cookiecutter"), answers["_oldest_cookiecutter"])
+        or refused_text("project_name", answers["project_name"])
         or refused_text("description", answers["description"])
         or refused_text("author_name", answers["author_name"])
         or refused_slug(answers["project_slug"], answers["__folder"], reserved)

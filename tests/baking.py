@@ -58,7 +58,8 @@ TARGETS = [
     for launcher in row["launchers"]
 ]
 
-# Every file that an answer can add is there, or none is; and formatting must not depend on how long a name is.
+# Every file that an answer can add is there, or none is, and all pages are translated; and formatting must not depend
+# on how long a name is.
 FULL: dict[str, Any] = {
     "tracker": "tensorboard",
     "use_docker": True,
@@ -74,6 +75,7 @@ BARE: dict[str, Any] = {
     "use_docker": False,
     "use_github_actions": False,
     "use_notebook": False,
+    "language": "ko",
 }
 SHORT = {"project_name": "x", "package_name": "x", "description": "", "author_name": "x"}
 

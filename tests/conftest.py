@@ -85,17 +85,25 @@ def full(bake: Bake) -> dict[Target, BakedProject]:
 
 
 @pytest.fixture(scope="session")
-def projects(bake: Bake, full: dict[Target, BakedProject]) -> list[BakedProject]:
+def bare(bake: Bake) -> dict[Target, BakedProject]:
+    """Every target with the fewest files, and with translated pages."""
+    return {target: bake(**target._asdict(), **BARE) for target in TARGETS}
+
+
+@pytest.fixture(scope="session")
+def projects(
+    bake: Bake, full: dict[Target, BakedProject], bare: dict[Target, BakedProject]
+) -> list[BakedProject]:
     """Every target with all files and with the fewest, and every pair of answers to the other questions."""
-    bare = [bake(**target._asdict(), **BARE) for target in TARGETS]
-    others: dict[str, list[Any]] = {name: QUESTIONS[name] for name in ("task", "tracker", "license")}
+    questions = ("task", "tracker", "license", "language")
+    others: dict[str, list[Any]] = {name: QUESTIONS[name] for name in questions}
     others |= {name: [True, False] for name in ("use_docker", "use_github_actions", "use_notebook")}
     mixed = [
         # Any target will do; 5 and the number of targets share no factor, so each row gets another one.
         bake(**TARGETS[5 * number % len(TARGETS)]._asdict(), **SHORT, **answers)
         for number, answers in enumerate(pairwise(others))
     ]
-    return [*full.values(), *bare, *mixed]
+    return [*full.values(), *bare.values(), *mixed]
 
 
 @pytest.fixture

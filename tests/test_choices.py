@@ -19,9 +19,9 @@ HOOK = ROOT / "hooks/post_gen_project.py"
 BASES: dict[str, dict[str, str]] = CONTEXT["_bases"]
 STATEMENT = re.compile(r"\{%.*?%\}", re.DOTALL)
 INCLUDE = re.compile(r"\{%-? include (?P<what>.+?)(?P<optional> ignore missing)? -?%\}")
-MOST_INCLUDES = 18
+MOST_INCLUDES = 19
 # What has no folder, because it adds nothing.
-NOTHING = ("auto", "none", "false")
+NOTHING = ("auto", "none", "false", "en")
 Lay = Callable[..., CompletedProcess[str]]
 Chosen = Callable[[BakedProject], list[Path]]
 
@@ -93,6 +93,8 @@ def test_the_only_statements_elsewhere_are_a_few_includes() -> None:
     others = re.compile(r"(?!(.*/)?(src|scripts|configs|tests)/).*")
     found = [(name, hit[0]) for name, text in texts() for hit in STATEMENT.finditer(text)]
     found = [(name, statement) for name, statement in found if others.fullmatch(name)]
+    # A translation includes what its page does.
+    found = [pair for pair in found if not pair[0].startswith("choices/language/")]
     assert [pair for pair in found if not INCLUDE.fullmatch(pair[1])] == []
     assert len(found) <= MOST_INCLUDES
     assert "{%" not in (ROOT / "cookiecutter.json").read_text(encoding="utf-8")
@@ -134,12 +136,11 @@ def test_every_file_and_every_piece_reaches_some_project(
     includes = [(name, hit) for name, text in texts() for hit in INCLUDE.finditer(text)]
     reached: set[Path] = set()
     for project in projects:
-        folders = chosen(project)
-        for folder in folders:
-            own = (path for path in folder.rglob("*") if path.is_file())
-            reached |= {path for path in own if path.relative_to(folder).parts[0] not in ("parts", "with")}
+        own = ((folder, path) for folder in chosen(project) for path in folder.rglob("*") if path.is_file())
+        here = {path for folder, path in own if path.relative_to(folder).parts[0] not in ("parts", "with")}
+        reached |= here
         for name, include in includes:
-            if name.startswith("choices/") and PROJECT / name not in reached:
+            if name.startswith("choices/") and PROJECT / name not in here:
                 continue
             wanted = expressions.compile_expression(include["what"])(cookiecutter=project.answers)
             wanted = [wanted] if isinstance(wanted, str) else wanted
@@ -192,6 +193,50 @@ def test_the_chosen_folders_are_laid_over_the_project_and_nothing_else(lay: Lay,
     assert not (project / "choices").exists()
 
 
+def test_a_translation_takes_the_place_of_its_page(lay: Lay, tmp_path: Path) -> None:
+    pages = {
+        "README.md": "common",
+        "docs/other.md": "not translated",
+        "choices/backend/torch/docs/base.md": "of a base",
+        "choices/launcher/spawn/docs/spawn.md": "of an answer",
+        "choices/use_docker/true/docs/docker.md": "of an answer that comes after the language",
+    }
+    translations = {
+        "choices/language/ko/README.md": "{{ cookiecutter.project_slug }} 공통 {% include 'choices/task/gan/parts/data.md' %}",
+        "choices/task/gan/parts/data.md": "데이터\n",
+        "choices/language/ko/with/backend/torch/docs/base.md": "기반",
+        "choices/language/ko/with/backend/mpi/docs/mpi.md": "다른 답변",
+        "choices/language/ko/with/launcher/spawn/docs/spawn.md": "답변",
+        "choices/language/ko/with/use_docker/true/docs/docker.md": "나중 답변",
+    }
+    done = lay(pages | translations, use_docker=True, language="ko")
+    assert done.returncode == 0, done.stderr
+    project = tmp_path / "project"
+    found = {path.relative_to(project).as_posix(): path.read_text() for path in project.rglob("*.md")}
+    assert found == {
+        "README.md": "project 공통 데이터\n",
+        "docs/base.md": "기반",
+        "docs/docker.md": "나중 답변",
+        "docs/other.md": "not translated",
+        "docs/spawn.md": "답변",
+    }
+
+
+def test_a_translation_of_a_page_that_is_not_there_is_refused(lay: Lay) -> None:
+    done = lay({"README.md": "one", "choices/language/ko/docs/page.md": "하나"}, language="ko")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "ddl-template: choices/language/ko/docs/page.md translates docs/page.md, which this project does not have.\n",
+    )
+
+
+def test_two_translations_of_one_page_are_refused(lay: Lay) -> None:
+    twice = {f"choices/language/ko/{place}docs/page.md": "하나" for place in ("", "with/launcher/spawn/")}
+    done = lay({"docs/page.md": "one"} | twice, language="ko")
+    assert done.returncode == 1
+    assert "would replace docs/page.md, which another choice brings too." in done.stderr
+
+
 @pytest.mark.parametrize(
     "other", ["choices/backend/torch/docs/page.md", "choices/launcher/spawn/docs/page.md"]
 )
@@ -205,7 +250,7 @@ def test_two_sources_for_one_path_are_refused(lay: Lay, other: str) -> None:
 
 
 def test_no_choice_brings_a_file_that_every_project_has() -> None:
-    names = [Path(name) for name, _ in texts()]
+    names = [Path(name) for name, _ in texts() if not name.startswith("choices/language/")]
     common = {name for name in names if name.parts[0] != "choices"}
     brought = [name.relative_to(name.parents[-4]) for name in names if name not in common]
     brought += [path.relative_to(path.parents[-4]) for path in brought if path.parts[0] == "with"]

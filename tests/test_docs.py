@@ -53,7 +53,7 @@ def reachable(page: Path) -> set[Path]:
 def pages_of_the_template() -> set[Path]:
     """What people read in the repository; a project's README.md and its pieces are read in the project."""
     own = {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")}
-    return own | {page for page in PROJECT.glob("choices/**/docs/*.md")}
+    return own | {*PROJECT.glob("docs/*.md"), *PROJECT.glob("choices/**/docs/*.md")}
 
 
 def test_every_link_of_the_template_s_pages_leads_somewhere() -> None:

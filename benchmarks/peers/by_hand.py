@@ -1,5 +1,7 @@
 """The loop that one would write by hand: torch's own DDP, sampler and loader, as in its tutorial."""
 
+import itertools
+
 import torch
 import torch.distributed as dist
 from common import LR, Work, read_work, tell_of_epoch, tell_of_step
@@ -10,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main() -> None:
-    """Train, and evaluate if asked to."""
+    """Train without end, and evaluate if asked to."""
     dist.init_process_group("gloo")
     work = read_work(dist.get_world_size())
     writes = dist.get_rank() == 0
@@ -20,7 +22,7 @@ def main() -> None:
     val_loader = DataLoader(work.val, 256, sampler=in_turn, **work.loader)
     model = DistributedDataParallel(work.model)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
-    for epoch in range(work.epochs):
+    for epoch in itertools.count():
         model.train()
         sampler.set_epoch(epoch)
         for number, (batch, targets) in enumerate(loader):
@@ -32,11 +34,7 @@ def main() -> None:
         if work.evaluates:
             evaluate(model.module, val_loader, work)
         if writes:
-            tell_of_epoch(epoch + 1)
-    dist.barrier()
-    # A run has hung at its end while the wrapped model still held the process group.
-    del model, optimizer
-    dist.destroy_process_group()
+            tell_of_epoch(epoch + 1, work)
 
 
 @torch.no_grad()

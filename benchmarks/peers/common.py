@@ -22,6 +22,7 @@ class Work(NamedTuple):
     share: int
     """samples of one step of one process"""
     epochs: int
+    """of a lap"""
     evaluates: bool
     """after every epoch"""
     loader: dict[str, Any]
@@ -61,6 +62,7 @@ def tell_of_step() -> None:
     print("step 1/", flush=True)
 
 
-def tell_of_epoch(number: int) -> None:
-    """Print that an epoch is done, with its evaluation."""
-    print(f"epoch {number}", flush=True)
+def tell_of_epoch(number: int, work: Work) -> None:
+    """Print that a lap is done, if the epoch is its last one, with its evaluation."""
+    if number % work.epochs == 0:
+        print(f"lap {number // work.epochs}", flush=True)

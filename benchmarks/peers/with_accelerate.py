@@ -1,5 +1,7 @@
 """The same with Hugging Face's Accelerate."""
 
+import itertools
+
 import torch
 from accelerate import Accelerator
 from common import LR, read_work, tell_of_epoch, tell_of_step
@@ -8,7 +10,7 @@ from torch.utils.data import DataLoader
 
 
 def main() -> None:
-    """Train, and evaluate if asked to."""
+    """Train without end, and evaluate if asked to."""
     accelerator = Accelerator(cpu=True)
     work = read_work(accelerator.num_processes)
     writes = accelerator.is_main_process
@@ -19,7 +21,7 @@ def main() -> None:
         plain,
         DataLoader(work.val, 256, **work.loader),
     )
-    for epoch in range(work.epochs):
+    for epoch in itertools.count():
         model.train()
         for number, (batch, targets) in enumerate(loader):
             optimizer.zero_grad()
@@ -37,9 +39,7 @@ def main() -> None:
                     right += float((scores.argmax(1) == known).sum())
                     samples += len(known)
         if writes:
-            tell_of_epoch(epoch + 1)
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+            tell_of_epoch(epoch + 1, work)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler
 
 
 def training(local_rank: int) -> None:
-    """Train, and evaluate if asked to."""
+    """Train without end, and evaluate if asked to."""
     processes, writes = idist.get_world_size(), idist.get_rank() == 0
     work = read_work(processes)
     # They take the batch of all processes, and the workers of all processes of a node.
@@ -53,9 +53,9 @@ def training(local_rank: int) -> None:
         if work.evaluates:
             evaluator.run(val_loader)
         if writes:
-            tell_of_epoch(trainer.state.epoch)
+            tell_of_epoch(trainer.state.epoch, work)
 
-    trainer.run(loader, max_epochs=work.epochs)
+    trainer.run(loader, max_epochs=10**9)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ class Module(lightning.LightningModule):
 class Told(lightning.Callback):
     """Tells of the first step, and of the epochs, whose evaluation belongs to them."""
 
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
     def on_train_batch_end(self, trainer: lightning.Trainer, *rest: Any) -> None:
         """Tell of the first step."""
         if trainer.is_global_zero and trainer.global_step == 1:
@@ -49,11 +52,11 @@ class Told(lightning.Callback):
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """Tell of an epoch."""
         if trainer.is_global_zero:
-            tell_of_epoch(trainer.current_epoch + 1)
+            tell_of_epoch(trainer.current_epoch + 1, self.work)
 
 
 def main() -> None:
-    """Train, and evaluate if asked to."""
+    """Train without end, and evaluate if asked to."""
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     work = read_work(PROCESSES)
@@ -61,14 +64,14 @@ def main() -> None:
         accelerator="cpu",
         devices=PROCESSES,
         strategy="ddp",
-        max_epochs=work.epochs,
+        max_epochs=-1,
         limit_val_batches=None if work.evaluates else 0,
         num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Told()],
+        callbacks=[Told(work)],
     )
     loader = DataLoader(work.train, work.share, shuffle=True, drop_last=True, **work.loader)
     trainer.fit(Module(work), loader, DataLoader(work.val, 256, **work.loader))

@@ -1,5 +1,7 @@
 """What makes a step faster, or lets it need less memory, changes nothing that is learned."""
 
+import resource
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,3 +101,18 @@ def test_two_processes_learn_the_same_with_all_of_it(tmp_path: Path) -> None:
 def test_a_static_graph_has_one_backward_pass_in_each_step() -> None:
     refused = call("train", "--distributed.static_graph", "true", "--optim.accumulation_steps", "2")
     assert (refused.code, refused.errors.count("set optim.accumulation_steps 1")) == (2, 1), refused.errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there does a C library give the memory back")
+def test_a_step_uses_the_memory_that_the_one_before_it_has_freed(tmp_path: Path) -> None:
+    assert call("train", "--train.run_dir", str(tmp_path / "run"), "--train.max_iterations", "1").code == 0
+
+    def faults() -> int:
+        """Return how many pages were new when a tensor of 32 MiB was written."""
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**23)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    # The first ones may take new pages, as small blocks come to lie between them.
+    counts = [faults() for _ in range(40)]
+    assert sum(counts[20:]) < 100, counts

@@ -13,9 +13,11 @@ from torch.utils.data._utils import signal_handling
 
 from . import batches
 from .early_signals import STOP_SIGNALS, ignore_stop_signals
+from .host_memory import keep_freed_memory
 
 __all__ = ["batches"]
 
+keep_freed_memory()
 os.setpgid(0, 0)
 ignore_stop_signals()
 of_torch: Any = signal_handling

@@ -27,6 +27,7 @@ from ..checks import Check, processes, refuse_foreign_launchers
 from ..config import PACKAGE, Config, DistributedConfig
 from ..errors import SampleError, UsageError
 from ..failures import say, tell
+from ..host_memory import keep_freed_memory
 from . import hardware, launcher, starter, transport
 
 TRIAL = hardware.TRIAL
@@ -140,6 +141,7 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
     lost_peer: Callable[[BaseException], str] = lambda error: ""
     silent_ranks: Callable[[], str] = str
     try:
+        keep_freed_memory()
         hardware.hide_others(settings.device)
         import ignite.distributed as idist
 

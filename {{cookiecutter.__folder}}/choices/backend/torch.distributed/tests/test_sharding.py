@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from conftest import FOLDERS, Run, call, run, train
 from frame import distributed, storage
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 ONE = ("--distributed.nproc_per_node", "1")
 # So few samples to evaluate that the second rank has none.
@@ -76,6 +79,22 @@ def test_nothing_that_somebody_has_put_into_a_folder_is_run(sharded: Run, tmp_pa
     assert (refused.code, refused.errors.count("\n")) == (2, 1), refused.errors
     assert re.search(r"last_32 is not a checkpoint of this model \(.*mkdir does not belong into it", refused.errors)
     assert not (tmp_path / "harm").exists()
+
+
+def test_an_index_is_read_that_names_a_member_of_an_enumeration_as_some_versions_of_python_do() -> None:
+    class Named:
+        def __init__(self, owner: type, name: str) -> None:
+            self.named = owner, name
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return getattr, self.named
+
+    def read(named: Named) -> object:
+        return import_module("small.sharding").Index(io.BytesIO(pickle.dumps(named))).load()
+
+    assert read(Named(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")) is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+    with pytest.raises((KeyError, TypeError)):
+        read(Named(Metadata, "__init__"))
 
 
 def test_a_full_disk_leaves_the_older_folders(sharded: Run, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+scripts/install_visdom.sh  # wheel이 없는 Visdom을 빌드

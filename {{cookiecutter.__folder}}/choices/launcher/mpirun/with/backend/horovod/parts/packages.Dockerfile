@@ -1,5 +1,0 @@
-
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends build-essential cmake openmpi-bin \
-    && rm -rf /var/lib/apt/lists/*

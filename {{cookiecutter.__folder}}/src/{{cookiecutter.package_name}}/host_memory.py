@@ -1,0 +1,21 @@
+"""Memory of the host that one step frees is kept for the next one."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Names of glibc's malloc.h; a threshold is an int.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 2**30
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, up to ``KEPT_BYTES`` at the end of its heap.
+
+    By itself, glibc gives every large block back to the system, which clears its pages anew in the next step: for a small
+    CNN on a CPU, that takes a quarter of the time. Where there is another C library, nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
