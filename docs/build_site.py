@@ -2,7 +2,7 @@
 
 What a page of a project says depends on the answers, so it is taken from projects that are rendered for this. A link to
 another page leads to its place on the site, any other to the file on GitHub. zensical makes HTML of that, as
-docs/zensical.toml says.
+docs/zensical.toml says. Each language has a site of its own, so that its search finds nothing else: Korean is in site/ko/.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from urllib.parse import quote, unquote
 ROOT = Path(__file__).resolve().parents[1]
 (PROJECT,) = ROOT.glob("{{*}}")
 TEMPLATE = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
+LANGUAGES = TEMPLATE.get("language", ["en"])
 GITHUB = "https://github.com/org/ddl-template/blob/main/"
 CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?![a-z]+:|#)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
@@ -50,7 +51,6 @@ NAVIGATION = {
     "Terms": ["terms.md"],
     "Contributing": ["contributing.md", "test-cluster.md"],
     "Changelog": ["changelog.md"],
-    "한국어": ["ko/*"],
     "More": ["*"],
 }
 
@@ -124,7 +124,9 @@ def project_pages(folder: Path, language: str) -> Iterator[tuple[str, Page]]:
         sources = [file for file in files if language_of(file) == language]
         if sources:
             path = sources[0].relative_to(ROOT).as_posix()
-            page = Page(project_page(sources[0], of_targets), path, f"{PROJECT.name}/{name}")
+            # Its links lead to pages of the same language.
+            start = f"{language}/{PROJECT.name}/{name}" if also else f"{PROJECT.name}/{name}"
+            page = Page(project_page(sources[0], of_targets), path, start)
             yield place_of(Path(name), language), page
 
 
@@ -148,7 +150,7 @@ def project_page(source: Path, texts: dict[tuple[str, ...], str]) -> str:
     # Its own heading is the project's name.
     heading = "# README.md of a project" if source.name == "README.md" else heading
     page = f"{heading}\n\n*A page of a project, here of one called `my_ddl_project`.*\n{rest}"
-    for target, other in texts.items() if [*source.parents[1].glob(f"with/*/*/parts/{source.name}")] else []:
+    for target, other in texts.items() if source.stem in TEMPLATE["launcher"] else []:
         if own := [line for line in other.splitlines() if line not in text.splitlines()]:
             page += "\n".join([f"\n## With {target[0].replace('=', ' ')}\n", *own, ""])
     return page
@@ -187,11 +189,22 @@ def settings(folder: Path) -> Page:
     return Page(text, f"{PROJECT.name}/src/{{{{cookiecutter.package_name}}}}/config.py", "settings.md")
 
 
+def language_on(place: str) -> str:
+    """Return the language of the site to which a place belongs."""
+    folder = place.partition("/")[0]
+    return folder if folder in LANGUAGES else "en"
+
+
 def with_links(place: str, page: Page, places: dict[str, str]) -> str:
     """Return the text of a page whose links lead to where their targets stand on the site, or to GitHub."""
 
     def address(target: str, anchor: str = "") -> str | None:
         found = places.get(target + anchor) or places.get(target)
+        if found and language_on(found) != language_on(place):
+            # The other site is not there yet: only its addresses are known.
+            there = re.sub(r"(^|/)index$", "", found.removesuffix(".md")) or "."
+            slash = "/" if found.endswith(".md") else ""
+            return f"{relpath(there, dirname(place) or '.')}{slash}{anchor}"
         return found and relpath(found, dirname(place) or ".") + anchor
 
     def lead(link: re.Match[str]) -> str:
@@ -205,46 +218,68 @@ def with_links(place: str, page: Page, places: dict[str, str]) -> str:
     parts[::2] = [LINK.sub(lead, text) for text in parts[::2]]
     for number in range(1, len(parts), 2):
         # A page of a project names others, to which it cannot link, as some projects lack them.
-        found = address(f"{PROJECT.name}/{parts[number].strip('`')}")
+        found = address(normpath(f"{dirname(page.start)}/../{parts[number].strip('`')}").lstrip("/"))
         if found and not parts[number - 1].endswith("["):
             parts[number] = f"[{parts[number]}]({found})"
     return "".join(parts)
 
 
-def gather(folder: Path) -> Iterator[str]:
-    """Write all pages into a folder; yield the configuration of the site, with its navigation."""
+def gather(folder: Path) -> None:
+    """Write all pages of each language into a folder of its own, with the configuration of its site."""
     pages = dict(own_pages())
-    for language in TEMPLATE.get("language", ["en"]):
+    for language in LANGUAGES:
         pages |= project_pages(folder, language)
     pages |= {"trackers.md": trackers(folder), "settings.md": settings(folder)}
+    assets = [
+        file for file in (ROOT / "docs").iterdir() if file.suffix in (".html", ".png", ".svg", ".css", ".js")
+    ]
     places = {name: place for place, page in pages.items() for name in (page.start, page.source)}
+    places |= {f"docs/{file.name}": file.name for file in assets}
     places |= {"README.md": "index.md", "README.md#choose": "choose.md"}
-    for file in (ROOT / "docs").iterdir():
-        if file.suffix in (".html", ".png", ".svg", ".css", ".js"):
-            places[f"docs/{file.name}"] = file.name
-            shutil.copy(file, folder / "docs")
-    for place, page in pages.items():
-        text = f"{with_links(place, page, places)}\n\n<small>[Source of this page]({GITHUB}{quote(page.source)})</small>\n"
-        (folder / "docs" / place).parent.mkdir(exist_ok=True)
-        (folder / "docs" / place).write_text(text, encoding="utf-8")
-    yield (ROOT / "docs/zensical.toml").read_text(encoding="utf-8")
-    left = list(pages)
+    for language in LANGUAGES:
+        prefix = "" if language == "en" else f"{language}/"
+        docs = folder / language / "docs"
+        docs.mkdir(parents=True)
+        for file in assets:
+            shutil.copy(file, docs)
+        mine = [place for place in pages if language_on(place) == language]
+        for place in mine:
+            source = f"<small>[Source of this page]({GITHUB}{quote(pages[place].source)})</small>"
+            file = docs / place.removeprefix(prefix)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"{with_links(place, pages[place], places)}\n\n{source}\n", encoding="utf-8")
+        text = (ROOT / "docs/zensical.toml").read_text(encoding="utf-8")
+        text = text.replace('language = "en"', f'language = "{language}"').replace(
+            '/ddl-template/"', f'/ddl-template/{prefix}"'
+        )
+        text += navigation(mine) if language == "en" else ""
+        (folder / language / "zensical.toml").write_text(text, encoding="utf-8")
+
+
+def navigation(places: list[str]) -> str:
+    """Return the navigation over some places, as zensical reads it; what is left stands where no pattern is needed."""
+    text = ""
     for title, patterns in NAVIGATION.items():
-        found = [place for pattern in patterns for place in left if fnmatch.fnmatch(place, pattern)]
-        left = [place for place in left if place not in found]
+        found = [place for pattern in patterns for place in places if fnmatch.fnmatch(place, pattern)]
+        places = [place for place in places if place not in found]
         if found:
-            yield f"\n[[project.nav]]\n{json.dumps(title)} = {json.dumps(found if len(found) > 1 else found[0])}\n"
+            text += f"\n[[project.nav]]\n{json.dumps(title)} = {json.dumps(found if len(found) > 1 else found[0])}\n"
+    return text
 
 
 def main() -> None:
     """Build the site in a folder of its own, and put it in the place of the last one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "docs").mkdir()
-        (folder / "zensical.toml").write_text("".join(gather(folder)), encoding="utf-8")
-        subprocess.run(["zensical", "build", "--strict", "--clean"], cwd=folder, check=True, timeout=300)
+        gather(folder)
+        for language in LANGUAGES:
+            build = ["zensical", "build", "--strict", "--clean"]
+            subprocess.run(build, cwd=folder / language, check=True, timeout=300)
         shutil.rmtree(ROOT / "site", ignore_errors=True)
-        shutil.copytree(folder / "site", ROOT / "site")
+        for language in LANGUAGES:
+            shutil.copytree(
+                folder / language / "site", ROOT / "site" / ("" if language == "en" else language)
+            )
 
 
 if __name__ == "__main__":
