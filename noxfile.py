@@ -26,7 +26,7 @@ MORE = "horovod or mpi or xla or cluster or versions or docker"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
 if CI:
-    nox.options.sessions = ["lint", "tests", "browser", "everything", "matrix"]
+    nox.options.sessions = ["lint", "tests", "site", "browser", "everything", "matrix"]
 
 # uv finds the wheels that pip is told to find, and otherwise takes torch for the CPU, without the CUDA libraries.
 if "PIP_FIND_LINKS" in os.environ:
@@ -49,7 +49,7 @@ def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
     session.run(
-        "pytest", "-n", "2", "-m", "not (executed or browser or launches or chaos or gpu)", *session.posargs
+        "pytest", "-n", "2", "-m", "not (executed or browser or site or launches or chaos or gpu)", *session.posargs
     )
 
 
@@ -58,6 +58,17 @@ def browser(session: nox.Session) -> None:
     """Click through the page that chooser builds; arguments after -- go to pytest. Needs chromium and chromium-driver."""
     session.install("-r", "tests/requirements.txt")
     session.run("pytest", "-m", "browser", "--durations=5", *session.posargs)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the documentation site into site/ and check it, with a browser; or -- serve: build it and serve it here."""
+    session.install("-r", "tests/requirements.txt", "-r", "docs/requirements.txt")
+    session.run("python", "docs/build_site.py")
+    if session.posargs == ["serve"]:
+        session.run("python", "-m", "http.server", "--bind", "127.0.0.1", "--directory", "site", "8000")
+    else:
+        session.run("pytest", "-m", "site", *session.posargs)
 
 
 @nox.session

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
 from baking import ROOT, BakedProject
 
 (PROJECT,) = ROOT.glob("{{*}}")
@@ -82,15 +83,19 @@ def test_the_page_of_every_launcher_says_what_becomes_of_exit_codes_and_errors()
             assert {"exit-codes", "troubleshooting"} <= anchors(page), page.name
 
 
-def test_every_test_that_a_page_names_is_there() -> None:
+@pytest.mark.parametrize("page", ["faults", "correctness"])
+def test_every_test_that_a_page_names_is_there(page: str) -> None:
     code = {file.name: file.read_text() for file in ROOT.glob("tests/test_*.py")}
     files = [*PROJECT.glob("tests/test_*.py"), *PROJECT.glob("choices/*/*/tests/test_*.py")]
-    project = "".join(file.read_text() for file in files)
-    for row in (ROOT / "docs/faults.md").read_text().splitlines():
-        named = re.findall(r"`(test_\w+)`", row)
-        for name in named:
-            assert f"def {name}(" in (project if re.search("project[:,]", row) else "".join(code.values())), (
-                name
-            )
-        for name in re.findall(r"`(test_\w+\.py)`", row):
-            assert name in code, name
+    code |= {"": "".join(code.values()), "project": "".join(file.read_text() for file in files)}
+    count = 0
+    for row in (ROOT / f"docs/{page}.md").read_text().splitlines():
+        where = ""
+        for project, file, name in re.findall(
+            r"(project)[:,]|`(test_\w+\.py)`|`(test_\w+)`", row, re.IGNORECASE
+        ):
+            where = project.lower() or file or where
+            assert where in code, where
+            assert not name or f"def {name}(" in code[where], f"{name} is not in {where}"
+            count += bool(name)
+    assert count > 20

@@ -72,14 +72,24 @@ def test_the_citation_has_what_its_format_asks_for() -> None:
 
 
 def test_the_template_pins_what_its_projects_pin() -> None:
+    """Whatever else it uses has a commit too, and says which version that is."""
     (project,) = ROOT.glob("{{*}}")
     pinned = [project / "choices/use_github_actions/true/.github/workflows/ci.yml"]
     pinned += project.glob("choices/hardware/cpu/parts/image.Dockerfile")
-    allowed = {pin for file in pinned for pin in PINNED.findall(file.read_text())}
+    pins = {
+        pin.partition("@")[0]: (pin, name)
+        for file in pinned
+        for pin, name in PINNED.findall(file.read_text())
+    }
     for file in (ROOT / ".github/workflows").iterdir():
         used = PINNED.findall(file.read_text())
         assert len(used) == len(re.findall(r"\b(?:uses|image):", file.read_text())) > 0
-        assert {*used} <= allowed, file.name
+        for pin, name in used:
+            action, _, commit = pin.partition("@")
+            assert pins.get(action, (pin, name)) == (pin, name), file.name
+            assert action in pins or (
+                re.fullmatch("[0-9a-f]{40}", commit) and re.fullmatch(r"v[\d.]+", name)
+            ), pin
 
 
 class Session:

@@ -54,8 +54,8 @@ class OptimConfig:
     clip_norm: float | None = None
     """scale the gradients of a step down to this norm; null leaves them"""
     accumulation_steps: int = 1
-    """parts of the batch whose gradients are added up before the step, to need less memory; the step is the same, if the
-    loss is a mean over the samples"""
+    """gradient accumulation: parts of the batch whose gradients are added up before the step, to need less memory; the step
+    is the same, if the loss is a mean over the samples"""
 
     ema_decay: float | None = None
     """measure, and keep as the best, a moving average of the weights: 0.999 averages over some thousand steps"""
@@ -89,7 +89,7 @@ class TrainConfig:
     async_save: bool = True
     """write checkpoints while the next steps are taken, from a copy in the host's memory; not with fsdp2"""
     patience: int | None = None
-    """end the training after so many evaluations in a row without a better score; null trains to the end"""
+    """early stopping: end the training after so many evaluations in a row without a better score; null trains to the end"""
     seed: int = 0
     """of the first weights, the order of the samples, dropout and augmentation"""
     run_dir: str = "runs/default"
