@@ -48,9 +48,8 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Bake and read every target; arguments after -- go to pytest. Needs no torch."""
     session.install("-r", "tests/requirements.txt")
-    session.run(
-        "pytest", "-n", "2", "-m", "not (executed or browser or site or launches or chaos or gpu)", *session.posargs
-    )
+    marked = "not (executed or browser or site or launches or chaos or gpu)"
+    session.run("pytest", "-n", "2", "-m", marked, *session.posargs)
 
 
 @nox.session
