@@ -40,8 +40,10 @@ DEFAULTS: Answers = {
 }
 # Which of them are refused together, by the hook.
 TARGET = ("hardware", "backend", "launcher")
-# What a file may depend on: an answer, or what "auto" stands for.
-FEATURES = [*CHOICES, *(f"__{name}" for name in CHOICES if f"__{name}" in TABLES)]
+# What cookiecutter.json computes from these alone, for example what "auto" stands for.
+COMPUTED = ("__backend", "__launcher", "__starter", "__run_dir")
+# What a file may depend on.
+FEATURES = [*CHOICES, *COMPUTED]
 
 
 class Combination(NamedTuple):
@@ -68,7 +70,7 @@ def combinations() -> list[Combination]:
         known = features(dict(zip(TARGET, row, strict=True)))
         target = {name: known.get(f"__{name}", known[name]) for name in TARGET}
         why, nearest = refused_target(TABLES["_support"], **target) or (None, {})
-        own = {name: value for name, value in known.items() if name.removeprefix("__") in TARGET}
+        own = {name: known[name] for name in (*TARGET, *COMPUTED)}
         found.append(Combination(own, why, nearest))
     return found
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from answers import CHOICES, FEATURES, Answers, Project, possible_targets
 
 # What depends on more combinations of answers than these is taken apart further.
-MOST_COMBINATIONS = 100
+MOST_COMBINATIONS = 64
 MOST_QUESTIONS = 4
 
 Questions = tuple[str, ...]

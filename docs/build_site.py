@@ -55,7 +55,7 @@ NAVIGATION = {
 }
 
 # What no page of the repository says, as it concerns what is put together here.
-CHOOSER = "\n\n**[Choose in your browser](docs/choose.html)**, and read what would be rendered.\n"
+CHOOSER = "\n\n**[Choose in your browser](docs/chooser.html)**, and read what would be rendered.\n"
 TRACKERS = """# Trackers
 
 A project tells one of these of every training: answer the question `tracker`, or add it later by
@@ -93,7 +93,7 @@ def own_pages() -> Iterator[tuple[str, Page]]:
         if path == "README.md":
             sections = r"^#(?=# Choose$|# Change the template$)"
             before, choose, after = re.split(sections, text, flags=re.MULTILINE)
-            if (ROOT / "docs/choose.html").exists():
+            if (ROOT / "docs/chooser.html").exists():
                 choose = choose.replace("\n", CHOOSER, 1)
             yield "choose.md", Page(choose, path, path)
             text = f"{before}#{after}"

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import random
 import re
 import shlex
@@ -160,7 +161,9 @@ class Chooser:
 
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page, built anew: what an earlier build has left may be of an earlier template."""
+    """The page: that of nox, or built anew, as any other may be of an earlier template."""
+    if "CHOOSER_PAGE" in os.environ:
+        return Path(os.environ["CHOOSER_PAGE"]).resolve()
     page = tmp_path_factory.mktemp("chooser") / "chooser.html"
     command = [sys.executable, str(ROOT / "chooser/build.py"), str(page)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
