@@ -1,3 +1,3 @@
  \
-    && {{ cookiecutter.__image_pip }} install "setuptools<81" wheel \
+    && {{ cookiecutter.__image_pip }} install "setuptools<81" \
     && {{ cookiecutter.__image_pip }} install --no-build-isolation visdom==0.2.4
