@@ -68,6 +68,26 @@ In `configs/default.yaml` of a project, or on the command line: `--optim.lr 0.01
 """
 
 
+class Words(NamedTuple):
+    """What the site itself says on pages."""
+
+    readme: str = "README.md of a project"
+    project: str = "A page of a project, here of one called `my_ddl_project`."
+    other: str = "With {}"
+    source: str = "Source of this page"
+
+
+WORDS = {
+    "en": Words(),
+    "ko": Words(
+        "프로젝트의 README.md",
+        "프로젝트에 들어 있는 문서입니다. 여기에 나온 프로젝트의 이름은 `my_ddl_project`입니다.",
+        "{}일 때",
+        "이 문서의 소스",
+    ),
+}
+
+
 class Page(NamedTuple):
     """A page, the file of the repository that it comes from, and the one from which its links start."""
 
@@ -126,7 +146,7 @@ def project_pages(folder: Path, language: str) -> Iterator[tuple[str, Page]]:
             path = sources[0].relative_to(ROOT).as_posix()
             # Its links lead to pages of the same language.
             start = f"{language}/{PROJECT.name}/{name}" if also else f"{PROJECT.name}/{name}"
-            page = Page(project_page(sources[0], of_targets), path, start)
+            page = Page(project_page(sources[0], of_targets, WORDS[language]), path, start)
             yield place_of(Path(name), language), page
 
 
@@ -143,16 +163,16 @@ def place_of(file: Path, language: str) -> str:
     return f"{folder if language == 'en' else language}/{file.name.lower()}"
 
 
-def project_page(source: Path, texts: dict[tuple[str, ...], str]) -> str:
+def project_page(source: Path, texts: dict[tuple[str, ...], str], words: Words) -> str:
     """Return a page of the first of some targets, and at its end what those with other backends say beside it."""
     text = next(iter(texts.values()))
     heading, _, rest = text.partition("\n")
     # Its own heading is the project's name.
-    heading = "# README.md of a project" if source.name == "README.md" else heading
-    page = f"{heading}\n\n*A page of a project, here of one called `my_ddl_project`.*\n{rest}"
+    heading = f"# {words.readme}" if source.name == "README.md" else heading
+    page = f"{heading}\n\n*{words.project}*\n{rest}"
     for target, other in texts.items() if source.stem in TEMPLATE["launcher"] else []:
         if own := [line for line in other.splitlines() if line not in text.splitlines()]:
-            page += "\n".join([f"\n## With {target[0].replace('=', ' ')}\n", *own, ""])
+            page += "\n".join([f"\n## {words.other.format(target[0].replace('=', ' '))}\n", *own, ""])
     return page
 
 
@@ -244,7 +264,7 @@ def gather(folder: Path) -> None:
             shutil.copy(file, docs)
         mine = [place for place in pages if language_on(place) == language]
         for place in mine:
-            source = f"<small>[Source of this page]({GITHUB}{quote(pages[place].source)})</small>"
+            source = f"<small>[{WORDS[language].source}]({GITHUB}{quote(pages[place].source)})</small>"
             file = docs / place.removeprefix(prefix)
             file.parent.mkdir(exist_ok=True)
             file.write_text(f"{with_links(place, pages[place], places)}\n\n{source}\n", encoding="utf-8")
