@@ -66,7 +66,8 @@ def record(table: str, *cells: str) -> None:
     """Remember a row; the date is added to it."""
     SEEN.mkdir(parents=True, exist_ok=True)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    name = "-".join([table, *cells[: TABLES[table].keys]])
+    # What has run is another file than what could.
+    name = "-".join([table, *cells[: TABLES[table].keys], *(["not-started"] if NOT_STARTED in cells else [])])
     (SEEN / f"{name}.json").write_text(json.dumps({"table": table, "cells": [*cells, today]}))
 
 

@@ -28,6 +28,7 @@ UV = f'#!/bin/sh\nunset UV_TORCH_BACKEND\nexec {OURS}/uv "$@"\n'
 ONE_VERSION = (
     'if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi; exec podman "$@"'
 )
+IN_A_SHELL = ("unshare", "--mount", "--propagation", "private", "sh", "-c", ONE_VERSION)
 
 
 class Missing(Exception):
@@ -48,18 +49,7 @@ def podman(*arguments: str | Path, limit_s: float = LIMIT_S) -> subprocess.Compl
     ]
     own += ["--runtime", "crun", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
     return subprocess.run(
-        [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-            ONE_VERSION,
-            "podman",
-            *own,
-            *arguments,
-        ],
+        [*IN_A_SHELL, "podman", *own, *arguments],
         check=False,
         stdin=subprocess.DEVNULL,
         capture_output=True,
