@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clearml import Task
+from clearml.config import config_obj
 from ignite.handlers import ClearMLLogger
 
 PROJECT = "{{ cookiecutter.project_slug }}"
@@ -15,6 +16,8 @@ class Tracker:
     """What tracking.py calls, on rank 0 alone."""
 
     def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
+        # By default a fork of this process reports, which hangs where another thread holds a lock at that moment.
+        config_obj.set_overrides({"sdk": {"development": {"report_use_subprocess": False}}})
         self.logger = ClearMLLogger(
             project_name=PROJECT,
             task_name=run_dir.name,
