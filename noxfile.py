@@ -127,7 +127,7 @@ def docker(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes.
 
-    Not yet the images and the other versions, nor the browser: their sessions are to be run by hand.
+    Without the images, the other versions, the browser and chaos, whose sessions run once a week.
     """
     executed(session, "not (chaos or docker or versions)", "-n", "2", "--dist", "worksteal")
 
@@ -259,7 +259,9 @@ def with_project_to_measure(session: nox.Session, *requirements: str) -> None:
     project = folder / "my-ddl-project"
     shutil.copytree(ROOT / "benchmarks" / "task", project / "src/my_ddl_project/task", dirs_exist_ok=True)
     needed = ("scikit-learn", "pillow", *requirements)
-    session.install("--constraint", "tests/constraints.txt", str(project), *needed)
+    # Compiled, as pip leaves them; uv leaves that to the first start.
+    compiled = {"UV_COMPILE_BYTECODE": "1"}
+    session.install("--constraint", "tests/constraints.txt", str(project), *needed, env=compiled)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import cluster
 from my_ddl_project.config import to_options
 from my_ddl_project.prediction import line_through, link_of
 from my_ddl_project.profiling import WARM_UP
+from page import ROOT, fill
 
 # 5,220 Mbit/s was the link of a study that saw the crossover between batches of 128 and 256 on much faster nodes.
 RATES = (5220, 500, 100)
@@ -189,8 +190,7 @@ def write(found: list[Compared], links: dict[int, Any], size: int) -> None:
     numbers = {**about, "Mbit/s": measured, "steps": [one._asdict() for one in found]}
     (RESULTS / "crossover.json").write_text(json.dumps(numbers, indent=1) + "\n")
     lines = [
-        "Milliseconds of a step on one node and on two, each with one process of one thread, gloo by torchrun; a network of",
-        f"{size // 4:,} weights, images of 28x28. torch {about['torch']}, {about['date']}.",
+        f"Milliseconds of a step; {size // 4:,} weights, torch {about['torch']}, {about['date']}.",
         "",
         "| link, Mbit/s (as measured) | batch | one node | two nodes | faster | predicted, nothing hidden | all hidden |",
         "|---|---|---|---|---|---|---|",
@@ -204,9 +204,8 @@ def write(found: list[Compared], links: dict[int, Any], size: int) -> None:
             f"| {one.rate} ({measured[str(one.rate)]:.0f}) | {one.batch_size} | {one.one_node:.3g} | {one.two_nodes:.3g} "
             f"| {one.one_node / one.two_nodes:.2f} | {predictions} |"
         )
-    (RESULTS / "crossover.md").write_text("\n".join(lines) + "\n")
-    draw(found, RESULTS / "crossover.png")
-    print("\n".join(lines))
+    fill("crossover", lines)
+    draw(found, ROOT / "docs" / "crossover.png")
 
 
 def draw(found: list[Compared], path: Path) -> None:

@@ -1,7 +1,7 @@
 """What does each setting that promises speed or memory gain, and what does a checkpoint cost? Part of ``nox -s benchmark``.
 
-The rendered project trains with two gloo processes, with one setting and without any, lap by lap in turns. Results are kept in
-benchmarks/results.
+The rendered project trains with two gloo processes, with one setting and without any, lap by lap in turns. The numbers are kept in
+benchmarks/results, the tables in docs/benchmarks.md.
 """
 
 import argparse
@@ -14,31 +14,47 @@ import tempfile
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from laps import in_turns
 from my_ddl_project.config import to_options
+from page import fill
 from throughput import CASES, RESULTS, Case, rendered
 
-LEVERS: dict[str, dict[str, object]] = {
-    "compression fp16": {"distributed.compression": "fp16"},
-    "compression powersgd": {"distributed.compression": "powersgd"},
-    "strategy local-sgd": {"distributed.strategy": "local-sgd"},
-    "strategy zero1": {"distributed.strategy": "zero1"},
-    "strategy fsdp2": {"distributed.strategy": "fsdp2"},
-    "buckets of 1 MiB": {"distributed.bucket_mib": 1},
-    "static graph": {"distributed.static_graph": "true"},
-    "4 accumulation steps": {"optim.accumulation_steps": 4},
-    "moving average of the weights": {"optim.ema_decay": 0.999},
-    "amp bf16": {"train.amp": "bf16"},
-    "compile": {"train.compile": "true"},
-    "channels last": {"train.channels_last": "true"},
-    "activation checkpointing": {"train.activation_checkpointing": "true"},
-    "profile basic": {"train.profile": "basic"},
-}
+COMPUTE, OVERHEAD, EXCHANGE = (
+    "compute-bound: CNN, 32x32",
+    "overhead-bound: MLP, batch 128",
+    "exchange-bound: 8 M weights in blocks, batch 64",
+)
 WORK = {
-    "compute-bound: CNN, 32x32": CASES["compute-bound: CNN, 32x32"],
-    "overhead-bound: MLP, batch 128": CASES["overhead-bound: MLP, batch 128"],
-    "exchange-bound: 8 M weights in blocks, batch 64": Case("images", "deep", 320, 64, epochs=2, size=1024),
+    COMPUTE: CASES[COMPUTE],
+    OVERHEAD: CASES[OVERHEAD],
+    EXCHANGE: Case("images", "deep", 320, 64, epochs=2, size=1024),
+}
+
+
+class Lever(NamedTuple):
+    """A setting, and the work on which it has something to gain or to lose."""
+
+    settings: dict[str, object]
+    works: tuple[str, ...]
+
+
+LEVERS = {
+    "compression fp16": Lever({"distributed.compression": "fp16"}, (EXCHANGE,)),
+    "compression powersgd": Lever({"distributed.compression": "powersgd"}, (EXCHANGE,)),
+    "strategy local-sgd": Lever({"distributed.strategy": "local-sgd"}, (OVERHEAD, EXCHANGE)),
+    "strategy zero1": Lever({"distributed.strategy": "zero1"}, (EXCHANGE,)),
+    "strategy fsdp2": Lever({"distributed.strategy": "fsdp2"}, (COMPUTE, EXCHANGE)),
+    "buckets of 1 MiB": Lever({"distributed.bucket_mib": 1}, (EXCHANGE,)),
+    "static graph": Lever({"distributed.static_graph": "true"}, (OVERHEAD, EXCHANGE)),
+    "4 accumulation steps": Lever({"optim.accumulation_steps": 4}, (OVERHEAD, EXCHANGE)),
+    "moving average of the weights": Lever({"optim.ema_decay": 0.999}, (OVERHEAD, EXCHANGE)),
+    "amp bf16": Lever({"train.amp": "bf16"}, (COMPUTE,)),
+    "compile": Lever({"train.compile": "true"}, (COMPUTE, OVERHEAD)),
+    "channels last": Lever({"train.channels_last": "true"}, (COMPUTE,)),
+    "activation checkpointing": Lever({"train.activation_checkpointing": "true"}, (EXCHANGE,)),
+    "profile basic": Lever({"train.profile": "basic"}, (COMPUTE, OVERHEAD)),
 }
 LARGE = Case("images", "mlp", 4096, 64, epochs=1, size=1024)
 SAVES = 10
@@ -46,27 +62,21 @@ STARTS = 2
 """how often each program is started anew"""
 
 
-def offers(case: Case, lever: str) -> bool:
-    """Tell whether the model of a case has what a lever works on."""
-    return {"activation checkpointing": case.model == "deep", "channels last": case.model == "cnn"}.get(
-        lever, True
-    )
-
-
-def measure(case: Case, folder: Path, laps: int) -> dict[str, dict[str, tuple[list[float], int]]]:
+def measure(work: str, folder: Path, laps: int) -> dict[str, dict[str, tuple[list[float], int]]]:
     """Return samples per second of each lap and MiB, for each lever: with it, and without any at the same time."""
-    found = {}
-    for lever, settings in LEVERS.items():
-        if not offers(case, lever):
+    case, found = WORK[work], {}
+    for name, lever in LEVERS.items():
+        if work not in lever.works:
             continue
         programs = {
-            "with": partial(rendered, case, folder, *to_options(settings)),
+            "with": partial(rendered, case, folder, *to_options(lever.settings)),
             "without": partial(rendered, case, folder),
         }
         seconds, memory = in_turns(programs, STARTS, laps)
-        found[lever] = {
-            name: ([case.samples / lap for lap in taken], memory[name]) for name, taken in seconds.items()
+        found[name] = {
+            one: ([case.samples / lap for lap in taken], memory[one]) for one, taken in seconds.items()
         }
+        print(f"{work}: {name}: {cell(found, name)}", flush=True)
     return found
 
 
@@ -100,27 +110,30 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = {work: measure(case, folder, options.laps) for work, case in WORK.items()}
+        found = {work: measure(work, folder, options.laps) for work in WORK}
         saves = seconds_of_saves(folder, options.laps)
     about = f"{os.cpu_count()} CPU cores, torch {version('torch')}, Python {platform.python_version()}"
+    fill(
+        "levers",
+        [
+            f"Two gloo processes, {about}, {datetime.date.today().isoformat()}; medians of {STARTS * options.laps} laps.",
+            "",
+            f"| setting | {' | '.join(WORK)} |",
+            f"|---|{'---|' * len(WORK)}",
+            *(f"| {lever} | {' | '.join(cell(found[work], lever) for work in WORK)} |" for lever in LEVERS),
+        ],
+    )
     medians = {name: statistics.median(values) for name, values in saves.items()}
     waited, beside = (
         (medians[name] - medians["none"]) / SAVES for name in ("waited for", "beside the steps")
     )
-    lines = [
-        f"Two gloo processes, {about}, {datetime.date.today().isoformat()}: medians of {STARTS * options.laps} laps in turns.",
-        "Speed: samples per second, divided by those without the setting (lowest to highest of the laps).",
-        "Memory: what the largest process needs more than without it.",
-        "",
-        f"| setting | {' | '.join(WORK)} |",
-        f"|---|{'---|' * len(WORK)}",
-        *(f"| {lever} | {' | '.join(cell(found[work], lever) for work in WORK)} |" for lever in LEVERS),
-        "",
-        f"A checkpoint of 12.6 million weights with adamw, 151 MB, costs the training {waited:.3f} s if it waits, and",
-        f"{beside:.3f} s if the checkpoint is written beside the next steps: {beside / waited:.0%}.",
-    ]
-    print("\n".join(lines))
-    (RESULTS / "levers-cpu.md").write_text("\n".join(lines) + "\n")
+    fill(
+        "checkpoints",
+        [
+            f"A checkpoint of 12.6 million weights with adamw, 151 MB, costs the training {waited:.3f} s if it waits, and",
+            f"{beside:.3f} s if the checkpoint is written beside the next steps: {beside / waited:.0%}.",
+        ],
+    )
     (RESULTS / "levers-cpu.json").write_text(json.dumps({"levers": found, "seconds": saves}, indent=1) + "\n")
 
 

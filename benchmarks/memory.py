@@ -2,7 +2,7 @@
 
 The pages of a mapped file are the machine's, not a process's. Each process maps the same file of tokens and reads a part of
 it; the memory of the mapping is counted once for all of them: Linux gives each page's share of it to each process that has it
-(Pss). Results are kept in benchmarks/results.
+(Pss). The table is in docs/benchmarks.md.
 """
 
 import datetime
@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 from my_ddl_project.config import to_options
-from throughput import LIMIT_S, RESULTS
+from page import fill
+from throughput import LIMIT_S
 
 PROCESSES = (1, 2, 4)
 TOKENS = 128
@@ -72,16 +73,19 @@ def main() -> None:
         folder = Path(name)
         (folder / "tokens").write_bytes(bytes(range(256)) * (SAMPLES * TOKENS // 256))
         found = {processes: measure(folder, processes) for processes in PROCESSES}
-    lines = [
-        f"MiB of all processes together, of a file of {SAMPLES * TOKENS >> 20} MiB that each of them maps, and of everything else",
-        f"(each process has {WORKERS} loader process). {datetime.date.today().isoformat()}.",
-        "",
-        "| processes | of the file | everything else |",
-        "|---|---|---|",
-        *(f"| {processes} | {mapped:.0f} | {other:.0f} |" for processes, (mapped, other) in found.items()),
-    ]
-    print("\n".join(lines))
-    (RESULTS / "memory-cpu.md").write_text("\n".join(lines) + "\n")
+    fill(
+        "memory",
+        [
+            f"A file of {SAMPLES * TOKENS >> 20} MiB, and {WORKERS} loader process for each process; {datetime.date.today().isoformat()}.",
+            "",
+            "| processes | MiB of the file | MiB of everything else |",
+            "|---|---|---|",
+            *(
+                f"| {processes} | {mapped:.0f} | {other:.0f} |"
+                for processes, (mapped, other) in found.items()
+            ),
+        ],
+    )
 
 
 if __name__ == "__main__":

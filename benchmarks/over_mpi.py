@@ -1,7 +1,7 @@
 """How much of what no training can beat does the rendered project reach over MPI? ``nox -s benchmark_mpi``
 
 As throughput.py, but with Debian's torch, which is built with MPI: the project, and one process alone with one exchange, in
-turns. Results are kept in benchmarks/results.
+turns. The table is in docs/benchmarks.md.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from typing import Any
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from laps import Program, in_turns
 from my_ddl_project.config import to_options
-from throughput import CASES, LAPS, PROCESSES, RESULTS, STARTS, STEPS, Case, settings_of
+from page import fill
+from throughput import CASES, LAPS, PROCESSES, STARTS, STEPS, Case, settings_of
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "tests"))
@@ -71,9 +72,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=STARTS)
     options = parser.parse_args()
+    about = f"{os.cpu_count()} CPU cores, {datetime.date.today().isoformat()}"
     lines = [
-        f"Two MPI processes, {os.cpu_count()} CPU cores, {datetime.date.today().isoformat()}: samples per second, medians of",
-        f"{options.starts * LAPS} laps in turns (lowest to highest). The limit is what one process computes alone, and one exchange.",
+        f"Two MPI processes, {about}; medians of {options.starts * LAPS} laps (lowest to highest).",
         "",
         "| case | rendered project | limit | share of the limit |",
         "|---|---|---|---|",
@@ -89,7 +90,7 @@ def main() -> None:
             share = statistics.median(ours / most for ours, most in zip(*found.values(), strict=True))
             lines.append(f"| {case} | {' | '.join(cells)} | **{share:.2f}** |")
             print(lines[-1], flush=True)
-    (RESULTS / "throughput-mpi.md").write_text("\n".join(lines) + "\n")
+    fill("mpi", lines)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The rendered project, a loop written by hand with torch's DDP, PyTorch-Ignite as its code-generator writes it, Accelerate and
 Lightning train the same model on the same data with two gloo processes. They take laps in turns, because the machine's speed
-drifts. Beside them stands a limit: the steps of one process alone, and as many exchanges. Results are kept in
-benchmarks/results.
+drifts. Beside them stands a limit: the steps of one process alone, and as many exchanges. The numbers are kept in
+benchmarks/results, the tables in docs/benchmarks.md.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from laps import LIMIT_S, Program, in_turns
 from my_ddl_project.config import to_options
+from page import ROOT, fill
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parent
 RESULTS = FOLDER / "results"
 PROCESSES = 2
 # It looks after its processes less often than it would by itself, as all of them stand beside those that are measured.
@@ -172,21 +172,18 @@ def seconds_of_demo(folder: Path) -> float:
 
 
 def table(title: str, found: dict[str, dict[str, list[float]]], digits: int) -> list[str]:
-    """Return the lines of a table: the medians, the ranges, and the median of the ratios of the rounds."""
+    """Return the lines of a table: the medians, and the ratios of the rounds, their median and their range."""
     columns = list(dict.fromkeys(name for values in found.values() for name in values))
     lines = [f"| {title} | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for case, values in found.items():
         cells = []
         for name in columns:
             numbers = values.get(name, [])
-            if not numbers:
-                cells.append("")
-                continue
-            low, high = (f"{end:,.{digits}f}" for end in (min(numbers), max(numbers)))
-            cell = f"{statistics.median(numbers):,.{digits}f} ({low} to {high})"
-            if name != columns[0]:
+            cell = f"{statistics.median(numbers):,.{digits}f}" if numbers else ""
+            if numbers and name != columns[0]:
                 pairs = zip(values[columns[0]], numbers, strict=True)
-                cell += f" **{statistics.median(ours / other for ours, other in pairs):.2f}**"
+                ratios = [ours / other for ours, other in pairs]
+                cell += f"<br>**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"
             cells.append(cell)
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return lines
@@ -210,17 +207,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--starts", type=int, default=STARTS, help="how often to start each program anew")
     parser.add_argument("--laps", type=int, default=LAPS, help="of each program after each start")
-    parser.add_argument("--case", choices=every, nargs="+", default=every, help="measure anew only these")
+    parser.add_argument("--case", choices=every, nargs="*", default=every, help="measure anew only these")
     options = parser.parse_args()
     versions = {name: version(name) for name in ("torch", "pytorch-ignite", "accelerate", "lightning")}
-    about = {
+    about: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPU cores",
         "versions": {"Python": platform.python_version(), **versions},
-        "rounds": options.starts * options.laps,
     }
     numbers = RESULTS / "throughput-cpu.json"
     found: dict[str, dict[str, list[float]]] = {}
+    # A start that may not keep what it compiles takes twice as long.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if set(options.case) != set(every) and numbers.exists():
         found = json.loads(numbers.read_text())["found"]
     with tempfile.TemporaryDirectory() as name:
@@ -243,23 +241,26 @@ def main() -> None:
 def write(about: dict[str, Any], found: dict[str, dict[str, list[float]]]) -> None:
     """Write the tables and the figure."""
     measured = {case: found[case] for case in CASES}
+    rounds = sorted({len(numbers) for values in measured.values() for numbers in values.values()})
     stated = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    text = [
-        f"Two gloo processes, each number the median of {about['rounds']} laps of some seconds, which all take in turns, and lowest to",
-        "highest. In bold: the number of the rendered project divided by this one, in the median of the laps. The limit is what",
-        "one process computes alone, and one exchange of all gradients, without any loader; processes apart exchange nothing.",
-        f"{about['machine']}, {stated}, {about['date']}.",
-        "",
-        *table("samples per second", measured, 0),
-        "",
-        *table("seconds", {"from the command to the end of the first step": found["start"]}, 1),
-        "",
-        f"`scripts/train.sh` of a new project learns the digits in {statistics.median(found['demo']['rendered project']):.0f} s.",
-        "",
-        "![each program's speed, as a part of that of the loop by hand](throughput-cpu.png)",
-    ]
-    draw(measured, RESULTS / "throughput-cpu.png")
-    (RESULTS / "throughput-cpu.md").write_text("\n".join(text) + "\n")
+    fill(
+        "throughput",
+        [
+            f"Two gloo processes, {about['machine']}, {stated}, {about['date']}; medians of {' or '.join(map(str, rounds))} laps.",
+            "",
+            *table("samples per second", measured, 0),
+        ],
+    )
+    demo = statistics.median(found["demo"]["rendered project"])
+    fill(
+        "start",
+        [
+            *table("seconds", {"from the command to the end of the first step": found["start"]}, 1),
+            "",
+            f"`scripts/train.sh` of a new project learns the digits in {demo:.0f} s, from the command to the end.",
+        ],
+    )
+    draw(measured, ROOT / "docs" / "throughput-cpu.png")
 
 
 def draw(measured: dict[str, dict[str, list[float]]], path: Path) -> None:

@@ -42,7 +42,7 @@ NAVIGATION = {
     "Many nodes": ["project/many-nodes.md"],
     "Correctness": ["correctness.md"],
     "Faults": ["faults.md"],
-    "Speed and scaling": ["project/speed.md", "results/*"],
+    "Speed and scaling": ["project/speed.md", "benchmarks.md", "results/*"],
     "Trackers": ["trackers.md"],
     "Updating": ["project/updating.md"],
     "What ignite does for you": ["ignite.md"],
