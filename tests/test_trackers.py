@@ -129,8 +129,9 @@ def test_a_stopped_and_resumed_training_is_told_whole(
         done = json.loads((run / "steps.jsonl").read_text().splitlines()[-1])["iteration"]
         more = ["--task.width", "8", "--train.log_every", "11", "--train.max_iterations", str(done + 33)]
         project.succeed("scripts/train.sh", *more, "--optim.lr", "0.001")
-        trial = ["--train.max_iterations", "2", "--train.run_dir", "runs/trial"]
-        project.succeed("scripts/train.sh", *trial, TRACKING="off")
+        if tracker == "tensorboard":  # That it is told nothing does not depend on which it is.
+            trial = ["--train.max_iterations", "2", "--train.run_dir", "runs/trial"]
+            project.succeed("scripts/train.sh", *trial, TRACKING="off")
         assert "tracker failed" not in (run / "log.txt").read_text(), (run / "log.txt").read_text()
         reader = (ROOT / "tests" / "trackers" / f"{tracker}.py").read_text()
         runs: list[dict[str, Any]] = json.loads(
