@@ -8,13 +8,15 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def fill(name: str, lines: list[str]) -> None:
-    """Write a table into the page, in the place of the last one of this name.
+    """Print a table, and write it into the page, in the place of the last one of this name.
 
     Raises:
         ValueError: if the page has no such place.
     """
-    place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->\n)", re.DOTALL)
-    text, found = place.subn(lambda _: "\n".join(["", *lines, "", ""]), PAGE.read_text(encoding="utf-8"))
+    print("\n".join(lines), flush=True)
+    place = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->\n)", re.DOTALL)
+    table = "\n".join(["", *lines, "", ""])
+    text, found = place.subn(lambda match: match[1] + table + match[2], PAGE.read_text(encoding="utf-8"))
     if found != 1:
         raise ValueError(f"{PAGE} has {found} places for {name}")
     PAGE.write_text(text, encoding="utf-8")
