@@ -288,7 +288,7 @@ def draw(measured: dict[str, dict[str, list[float]]], path: Path) -> None:
     axes.set_yticks(range(len(measured)), list(measured))
     axes.invert_yaxis()
     axes.set(xlabel="times as fast as a loop written by hand", xlim=(0, None))
-    axes.legend(loc="lower left")
+    axes.legend(loc="upper right")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
