@@ -239,7 +239,7 @@ def benchmark(session: nox.Session) -> None:
 @nox.session
 def benchmark_mpi(session: nox.Session) -> None:
     """How much of what is possible a project reaches over MPI. Needs root and debootstrap."""
-    with_project_to_measure(session, "-r", "tests/requirements.txt")
+    with_project_to_measure(session, "psutil", "-r", "tests/requirements.txt")
     session.run("python", "benchmarks/over_mpi.py", *session.posargs)
 
 
