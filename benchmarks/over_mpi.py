@@ -41,6 +41,8 @@ def install(folder: Path) -> Installed:
     task = project.path / "src" / project.package / "task"
     shutil.copytree(FOLDER / "task", task, dirs_exist_ok=True)
     (task / "predict.py").unlink()
+    # It sets what another task has.
+    (project.path / "configs" / "default.yaml").write_text("train:\n  epochs: 1\n")
     shutil.copytree(FOLDER / "peers", project.path / "peers", dirs_exist_ok=True)
     return project
 
