@@ -57,6 +57,7 @@ LEVERS = {
     "profile basic": Lever({"train.profile": "basic"}, (COMPUTE, OVERHEAD)),
 }
 LARGE = Case("images", "mlp", 4096, 64, epochs=1, size=1024)
+SAVING = "saving"
 SAVES = 10
 STARTS = 2
 """how often each program is started anew"""
@@ -104,14 +105,19 @@ def cell(found: dict[str, dict[str, tuple[list[float], int]]], lever: str) -> st
 
 
 def main() -> None:
-    """Measure and write the tables."""
+    """Measure, keep the numbers of each work as soon as they are there, and write the tables."""
+    every = (*WORK, SAVING)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--laps", type=int, default=3)
+    parser.add_argument("--work", choices=every, nargs="*", default=every, help="measure anew only these")
     options = parser.parse_args()
+    numbers = RESULTS / "levers-cpu.json"
+    kept = json.loads(numbers.read_text()) if numbers.exists() else {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        found = {work: measure(work, folder, options.laps) for work in WORK}
-        saves = seconds_of_saves(folder, options.laps)
+        for work in options.work:
+            take = seconds_of_saves if work == SAVING else partial(measure, work)
+            kept[work] = take(Path(name), options.laps)
+            numbers.write_text(json.dumps(kept, indent=1) + "\n")
     about = f"{os.cpu_count()} CPU cores, torch {version('torch')}, Python {platform.python_version()}"
     fill(
         "levers",
@@ -120,21 +126,24 @@ def main() -> None:
             "",
             f"| setting | {' | '.join(WORK)} |",
             f"|---|{'---|' * len(WORK)}",
-            *(f"| {lever} | {' | '.join(cell(found[work], lever) for work in WORK)} |" for lever in LEVERS),
+            *(
+                f"| {lever} | {' | '.join(cell(kept.get(work, {}), lever) for work in WORK)} |"
+                for lever in LEVERS
+            ),
         ],
     )
-    medians = {name: statistics.median(values) for name, values in saves.items()}
-    waited, beside = (
-        (medians[name] - medians["none"]) / SAVES for name in ("waited for", "beside the steps")
-    )
-    fill(
-        "checkpoints",
-        [
-            f"A checkpoint of 12.6 million weights with adamw, 151 MB, costs the training {waited:.3f} s if it waits, and",
-            f"{beside:.3f} s if the checkpoint is written beside the next steps: {beside / waited:.0%}.",
-        ],
-    )
-    (RESULTS / "levers-cpu.json").write_text(json.dumps({"levers": found, "seconds": saves}, indent=1) + "\n")
+    if SAVING in kept:
+        medians = {name: statistics.median(values) for name, values in kept[SAVING].items()}
+        waited, beside = (
+            (medians[name] - medians["none"]) / SAVES for name in ("waited for", "beside the steps")
+        )
+        fill(
+            "checkpoints",
+            [
+                f"A checkpoint of 12.6 million weights with adamw, 151 MB, costs the training {waited:.3f} s if it waits, and",
+                f"{beside:.3f} s if the checkpoint is written beside the next steps: {beside / waited:.0%}.",
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ class TaskConfig:
 
     data: Literal["digits", "images", "28x28", "files", "tokens"] = "digits"
     """digits of scikit-learn and random images lie in memory; files are decoded; tokens are mapped from a file"""
-    model: Literal["cnn", "mlp", "bigram", "mnist"] = "cnn"
+    model: Literal["cnn", "mlp", "deep", "bigram", "mnist"] = "cnn"
     width: int = 32
     size: int = 1024
     """training samples, but for digits"""
