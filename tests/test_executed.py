@@ -633,6 +633,24 @@ def test_a_model_that_one_process_has_no_memory_for_is_trained_by_fsdp2(
 
 
 @pytest.mark.thorough
+def test_matrices_of_low_rank_travel_in_several_buckets(install: Installer, tmp_path: Path) -> None:
+    """Each bucket takes three exchanges, one after the other: the processes must not mix those of two buckets."""
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, task="language-modeling")
+    settings = ["--task.width", "256", "--data.batch_size", "4", "--distributed.bucket_mib", "1"]
+    settings += ["--task.train_tokens", "4000", "--task.val_tokens", "500", "--train.max_iterations", "30"]
+    project.succeed(
+        "scripts/train.sh",
+        *settings,
+        "--distributed.compression",
+        "powersgd",
+        NPROC_PER_NODE="2",
+        limit_s=120,
+    )
+    summary = project.read_json("runs/default/summary.json")
+    assert (summary["iteration"], summary["weights_difference"]) == (30, 0.0)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_without(
     install: Installer, processes: str, tmp_path: Path

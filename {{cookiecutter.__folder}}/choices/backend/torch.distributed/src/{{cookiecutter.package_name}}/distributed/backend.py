@@ -145,7 +145,11 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     def exchange(state, bucket):  # type: ignore[no-untyped-def]
         if averaging.ready and bucket.is_last():
             averaging.ready()
-        return send(state, bucket)
+        sent = send(state, bucket)
+        if state and idist.backend() == "gloo":
+            # Its later exchanges begin when the first is done, and each process would mix those of several buckets otherwise.
+            sent.wait()
+        return sent
 
     wrapped.register_comm_hook(state, exchange)
     return wrapped
