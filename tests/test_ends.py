@@ -23,10 +23,12 @@ LONG = ["--task.width", "8", "--train.epochs", "2000"]
 
 @contextmanager
 def killed_at_last(process: subprocess.Popen[Any], run: Path) -> Iterator[None]:
-    """Whatever of a training is left after the ``with`` block is killed."""
+    """Whatever of a training is left after the ``with`` block is killed; where the block fails, pytest shows the log."""
     try:
         yield
     finally:
+        log = run.with_suffix(".log")
+        print(log.read_text() if log.exists() else "")
         for pid in processes_with(str(run)):
             os.kill(pid, signal.SIGKILL)
         process.wait()

@@ -1,13 +1,14 @@
 """What makes a step faster, or lets it need less memory, changes nothing that is learned."""
 
 import resource
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import call, train
+from conftest import PACKAGE, call, train
 from frame import acceleration, config, distributed, errors
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -103,16 +104,49 @@ def test_a_static_graph_has_one_backward_pass_in_each_step() -> None:
     assert (refused.code, refused.errors.count("set optim.accumulation_steps 1")) == (2, 1), refused.errors
 
 
+IN_A_NEW_PROCESS = """
+import resource
+import sys
+from {package}.__main__ import main
+
+def resident_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+size = int(sys.argv.pop(1)) * 2**20
+if main(sys.argv[1:]):
+    sys.exit("the training failed")
+before = resident_mib()
+blocks = [bytearray(b"1") * size for _ in range(4)]
+full = resident_mib() - before
+# What lies after a block keeps the heap from shrinking.
+small = [bytearray(b"1") * 2**20 for _ in range(4)]
+blocks.clear()
+left = resident_mib() - before
+start = faults()
+blocks = [bytearray(b"1") * size for _ in range(4)]
+print("MEASURED", full, left, faults() - start)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only there does a C library give the memory back")
-def test_a_step_uses_the_memory_that_the_one_before_it_has_freed(tmp_path: Path) -> None:
-    assert call("train", "--train.run_dir", str(tmp_path / "run"), "--train.max_iterations", "1").code == 0
-
-    def faults() -> int:
-        """Return how many pages were new when a tensor of 32 MiB was written."""
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(2**23)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    # The first ones may take new pages, as small blocks come to lie between them.
-    counts = [faults() for _ in range(40)]
-    assert sum(counts[20:]) < 100, counts
+@pytest.mark.parametrize(("block_mib", "is_kept"), [(16, True), (64, False)])
+def test_small_blocks_are_kept_for_the_next_step_and_large_ones_leave_no_holes(
+    block_mib: int, is_kept: bool, tmp_path: Path
+) -> None:
+    """A hole that the next block does not fit into is lost: memory would grow with every step."""
+    program = IN_A_NEW_PROCESS.format(package=PACKAGE)
+    step = ["train", "--train.run_dir", str(tmp_path / "run"), "--train.max_iterations", "1"]
+    command = [sys.executable, "-c", program, str(block_mib), *step]
+    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    full, left, faults = map(int, said.stdout.rpartition("MEASURED ")[2].split())
+    pages = 4 * block_mib * 2**20 // resource.getpagesize()
+    assert full >= 3 * block_mib
+    if is_kept:
+        # Small blocks of others come to lie in between.
+        assert left >= 3 * block_mib and faults < pages / 2, said.stdout
+    else:
+        assert left < block_mib and faults >= pages, said.stdout
