@@ -6,6 +6,7 @@ checksums of all files in checksums.json. Any number of processes, and any strat
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import inspect
 import json
@@ -54,8 +55,16 @@ def shard(model: nn.Module) -> nn.Module:
         m_mmap_threshold = -3
         ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
     device = idist.device()
-    share_out_weights(model, mesh_of(device.type, idist.get_world_size()), device)
+    mesh = mesh_of(device.type, idist.get_world_size())
+    share_out_weights(model, mesh, device)
+    atexit.register(_leave_processes, mesh)
     return model
+
+
+def _leave_processes(mesh: DeviceMesh) -> None:
+    """Let go of the process group: torch's caches keep the mesh, and a thread of the group aborts an exit of Python."""
+    # It is private, and only newer torch has it.
+    getattr(mesh, "_pg_registry", {}).clear()
 
 
 def mesh_of(device: str, world_size: int) -> DeviceMesh:
