@@ -21,7 +21,7 @@ QUESTIONS = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
 CI = bool(os.environ.get("CI"))
 
 # What needs more than PyPI's wheels.
-MORE = "horovod or mpi or xla or cluster or versions or docker"
+MORE = "horovod or mpi or xla or cluster or versions or docker or trackers"
 
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
@@ -124,12 +124,19 @@ def docker(session: nox.Session) -> None:
 
 
 @nox.session
+def trackers(session: nox.Session) -> None:
+    """Train, stop and resume with the trackers that fewer people use, and read back what each has kept."""
+    executed(session, "trackers", "-n", "2")
+
+
+@nox.session
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes.
 
-    Without the images, the other versions, the browser and chaos, whose sessions run once a week.
+    Without the images, the other versions, the browser, chaos and the trackers that fewer people use, whose sessions run
+    once a week.
     """
-    executed(session, "not (chaos or docker or versions)", "-n", "2", "--dist", "worksteal")
+    executed(session, "not (chaos or docker or versions or trackers)", "-n", "2", "--dist", "worksteal")
 
 
 @nox.session

@@ -33,9 +33,8 @@ def nothing_is_left() -> Iterator[None]:
     wait_for(nothing_runs_on_the_nodes, "the processes of the training to end", 60)
 
 
-@pytest.mark.parametrize("starter", ["srun", "torchrun"])
-@pytest.mark.parametrize("tasks", [1, 2])
-def test_two_nodes_train(project: Installed, starter: str, tasks: int) -> None:
+@pytest.mark.parametrize(("tasks", "starter"), [(2, "srun"), (2, "torchrun"), (1, "srun")])
+def test_two_nodes_train(project: Installed, tasks: int, starter: str) -> None:
     run = f"runs/{starter}-{tasks}"
     job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE=str(tasks), STARTER=starter)
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)

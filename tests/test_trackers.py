@@ -101,7 +101,14 @@ def server(project: Installed, command: list[str], port: int, log: Path) -> Iter
         process.wait()
 
 
-@pytest.mark.parametrize("tracker", CASES)
+# The others are tested once a week: each is a page of the same interface, and some hundred megabytes to install.
+ALWAYS = ("tensorboard", "mlflow", "wandb")
+
+
+@pytest.mark.parametrize(
+    "tracker",
+    [pytest.param(tracker, marks=() if tracker in ALWAYS else pytest.mark.trackers) for tracker in CASES],
+)
 def test_a_stopped_and_resumed_training_is_told_whole(
     install: Installer, tracker: str, tmp_path: Path
 ) -> None:
