@@ -20,7 +20,7 @@ from throughput import LIMIT_S
 
 PROCESSES = (1, 2, 4)
 TOKENS = 128
-SAMPLES = 2**20
+SAMPLES = 2**19
 # A sixth of the samples, at random, is on nearly every page of the file.
 STEPS = 40
 WORKERS = 1
@@ -47,7 +47,7 @@ def measure(folder: Path, processes: int) -> tuple[float, float]:
         "task.size": SAMPLES - 1024,
         "task.val_size": 256,
         "task.folder": folder,
-        "data.batch_size": 4096,
+        "data.batch_size": 2048,
         "data.num_workers": WORKERS,
         "train.max_iterations": STEPS,
         "train.run_dir": folder / f"run-{processes}",
