@@ -86,6 +86,15 @@ def test_the_order_of_an_epoch_holds_every_sample_once(size: int) -> None:
     assert np.array_equal(batches.samples_at(some, size, 3, 5), order[some])
 
 
+def test_the_order_of_few_samples_is_that_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few, all are permuted at once."""
+    places = np.arange(50)
+    at_once = [batches.samples_at(places, size, 3, 5) for size in (50, 1437, 5000)]
+    monkeypatch.setattr(batches, "BLOCK", 0)
+    one_by_one = [batches.samples_at(places, size, 3, 5) for size in (50, 1437, 5000)]
+    assert np.array_equal(at_once, one_by_one)
+
+
 def test_the_order_of_an_epoch_is_a_fair_shuffle() -> None:
     size, epochs = 50, 1000
     orders = np.stack([batches.samples_at(np.arange(size), size, 0, epoch) for epoch in range(epochs)])

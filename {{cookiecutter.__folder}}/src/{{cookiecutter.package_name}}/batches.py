@@ -126,9 +126,12 @@ def samples_at(places: npt.NDArray[np.int64], size: int, seed: int, epoch: int) 
             left, right = right, left ^ (mix(right + key) & mask)
         return (left << half) | right
 
-    result: npt.NDArray[np.uint64] = permute(places.astype(np.uint64))
+    # Of few numbers, to permute all once and look them up is faster: many a result is permuted ten times.
+    few = 4**half <= BLOCK
+    then = permute(np.arange(4**half, dtype=np.uint64)).__getitem__ if few else permute
+    result: npt.NDArray[np.uint64] = then(places.astype(np.uint64))
     while (outside := result >= size).any():
-        result[outside] = permute(result[outside])
+        result[outside] = then(result[outside])
     return result.astype(np.int64)
 
 
