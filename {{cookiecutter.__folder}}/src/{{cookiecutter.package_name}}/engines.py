@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ignite.distributed as idist
@@ -63,7 +64,7 @@ def update_once(
     batch: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update the weights by the gradient of the batch; return its mean loss, and the norm of a clipped gradient."""
-    dtype, parts = AUTOCAST_TYPES[config.train.amp], config.optim.accumulation_steps
+    parts = config.optim.accumulation_steps
     stopwatch.begin("optimizer")
     optimizer.zero_grad()
     losses = []
@@ -71,7 +72,7 @@ def update_once(
         # The processes exchange gradients once for each step, with the last part.
         stopwatch.begin("forward")
         with backend.no_sync(model, enabled=part < parts - 1):
-            with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
+            with mixed_precision(config):
                 micro_batch = batch if parts == 1 else cut(batch, part, parts)
                 loss = objective.loss(*objective.forward(model, micro_batch)) / parts
             if loss.dim():
@@ -102,7 +103,6 @@ def update_in_turns(
     Raises:
         UsageError: if the optimizer has no group of the name that a loss comes with.
     """
-    dtype = AUTOCAST_TYPES[config.train.amp]
     groups = {group.get("name"): group["params"] for group in optimizer.param_groups}
     assert objective.losses
     turns = objective.losses(model, batch)
@@ -111,7 +111,7 @@ def update_in_turns(
     while True:
         stopwatch.begin("forward")
         # Each is computed after the update by the one before.
-        with torch.autocast(idist.device().type, dtype, enabled=dtype is not None):
+        with mixed_precision(config):
             turn = next(turns, None)
         if turn is None:
             return torch.stack(losses).sum(), measured
@@ -134,6 +134,13 @@ def update_in_turns(
         measured[f"loss_{name}"] = losses[-1]
         if norm is not None:
             measured[f"grad_norm_{name}"] = norm
+
+
+def mixed_precision(config: Config) -> AbstractContextManager[object]:
+    """Compute in the type that ``train.amp`` names, within a ``with`` block."""
+    dtype = AUTOCAST_TYPES[config.train.amp]
+    # One that is not enabled would take as long as one that is.
+    return torch.autocast(idist.device().type, dtype) if dtype else nullcontext()
 
 
 def cut(batch: Any, part: int, parts: int) -> Any:

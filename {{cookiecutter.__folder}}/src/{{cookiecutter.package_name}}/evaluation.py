@@ -27,7 +27,7 @@ from .binding import Objective, bind
 from .checkpoints import load_checkpoint
 from .config import Config
 from .distributed import backend
-from .engines import AUTOCAST_TYPES
+from .engines import AUTOCAST_TYPES, mixed_precision
 from .errors import UsageError
 from .handlers import significant
 from .randomness import seed_step
@@ -145,7 +145,7 @@ def predict(
         # What a model draws in an evaluation depends on the batch, not on who evaluates it.
         seed_step(0, 0, idist.get_rank() + number * idist.get_world_size())
         batch = convert_tensor(batch, device, non_blocking=True)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        with mixed_precision(config):
             outputs, targets = objective.forward(model, batch)
         if dtype is not None:
             outputs = apply_to_tensor(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
