@@ -293,8 +293,9 @@ def test_a_killed_run_ends_where_an_undisturbed_one_ends(
     if not offered(strategy):
         return
     learning: tuple[str, ...] = (*RANDOM, *OFTEN, "--distributed.strategy", strategy)
-    # Each rank has an average of its own weights, until they are averaged too.
-    learning = (*learning, *(("--optim.ema_decay", "0.9") if strategy == "local-sgd" else ()))
+    if strategy == "local-sgd":
+        # Each rank has an average of its own weights, until they are averaged too, and its own count of an expert's steps.
+        learning = (*learning, "--optim.ema_decay", "0.9", "--task.expert", "true")
     whole = train(tmp_path / "whole", processes, *learning)
     folder = tmp_path / "killed"
     settings = (*learning, "--train.run_dir", str(folder), "--data.num_workers", str(num_workers))
@@ -438,6 +439,14 @@ def test_an_average_of_the_weights_is_measured_and_resumes(tmp_path: Path, monke
         iteration = int(checkpoint.stem.split("_")[1])
         (record,) = (record for record in parts.records if record["iteration"] == iteration)
         assert evaluated["val_error"] == record["val_error"]
+
+
+def test_an_average_of_many_steps_forgets_the_first_ones_soon(tmp_path: Path) -> None:
+    """BatchNorm's statistics are those of now, which do not fit to weights that are still half those of the beginning."""
+    settings = ("--task.batch_norm", "true", "--train.epochs", "6", *RANDOM[:2])
+    plain = train(tmp_path / "plain", 1, *settings)
+    average = train(tmp_path / "average", 1, *settings, "--optim.ema_decay", "0.999")
+    assert average.records[-1]["val_error"] < 1.2 * plain.records[-1]["val_error"]
 
 
 def test_the_log_says_what_depends_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

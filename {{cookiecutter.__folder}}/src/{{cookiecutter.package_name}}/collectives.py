@@ -99,7 +99,8 @@ def average(tensors: list[Tensor]) -> None:
     # In the order of the tensors, which is the same on every rank.
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-        everything = idist.all_reduce(torch.cat([tensor.flatten() for tensor in alike]))
+        # A count of steps may be on the CPU.
+        everything = idist.all_reduce(torch.cat([tensor.flatten().to(idist.device()) for tensor in alike]))
         assert isinstance(everything, Tensor)
         everything /= idist.get_world_size()
         parts = torch.split(everything, [tensor.numel() for tensor in alike])

@@ -11,18 +11,16 @@ from .task import objective
 
 def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     """Draw one panel for the loss and one for each metric of ``records``."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    # Not pyplot, which a tracker may be importing at the same time, in a thread of its own.
+    from matplotlib.figure import Figure
 
     # Steps, unless every evaluation is the end of an epoch.
     lengths = {record["iteration"] / record["epoch"] for record in records}
     unit = "epoch" if len(lengths) == 1 else "step"
     times = [record["epoch" if unit == "epoch" else "iteration"] for record in records]
     names = [key.removeprefix("val_") for key in records[-1] if key.startswith("val_") and key != "val_loss"]
-    figure, axes = pyplot.subplots(1, 1 + len(names), squeeze=False, figsize=(4.5 * (1 + len(names)), 3.5))
-    figure.set_layout_engine("constrained")
+    figure = Figure(figsize=(4.5 * (1 + len(names)), 3.5), layout="constrained")
+    axes = figure.subplots(1, 1 + len(names), squeeze=False)
     figure.suptitle(title)
     losses = {"training": "train_loss", "validation": "val_loss"}
     for name, key in losses.items():
@@ -41,4 +39,3 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
             panel.legend()
     with storage.replacing(path) as file:
         figure.savefig(file, dpi=150, format="png")
-    pyplot.close(figure)

@@ -7,6 +7,7 @@ from ignite.engine import Engine, Events
 from torch import Tensor, nn
 
 from . import collectives
+from .distributed import backend
 
 
 class WeightAverage:
@@ -35,10 +36,32 @@ class WeightAverage:
         if self._step == self.trainer.state.iteration:
             return
         self._step = self.trainer.state.iteration
+        self.even_out()
         tensors: list[Tensor] = []
         for parameter in self.model.parameters():
-            tensors.append(parameter)
-            # What is one number, such as a count of steps, is the same on every rank.
-            remembered = self.optimizer.state.get(parameter, {}).values()
-            tensors += [value for value in remembered if isinstance(value, Tensor) and value.dim() > 0]
+            tensors += [parameter, *remembered(self.optimizer, parameter).values()]
         collectives.average(tensors)
+
+    def even_out(self) -> None:
+        """Let every rank remember something of what one of them does: a parameter may have had a gradient on that rank alone."""
+        groups = self.optimizer.param_groups
+        learning = [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
+        if not collectives.all_reduce_any(not all(remembered(self.optimizer, parameter) for parameter in learning)):
+            return
+        own = [
+            {name: (value.shape, value.dtype) for name, value in remembered(self.optimizer, parameter).items()}
+            for parameter in learning
+        ]
+        for known in backend.all_gather_object(own):
+            for parameter, values in zip(learning, known, strict=True):
+                state = self.optimizer.state[parameter]
+                for name, (shape, dtype) in values.items():
+                    if not isinstance(state.get(name), Tensor):
+                        # A count of steps is on the CPU, unless the optimizer keeps it on the device for all.
+                        state[name] = torch.zeros(shape, dtype=dtype, device=parameter.device if shape else "cpu")
+
+
+def remembered(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return what an optimizer remembers of a parameter and can be averaged, such as momentum, or a count of steps."""
+    state = optimizer.state.get(parameter, {})
+    return {name: value for name, value in state.items() if isinstance(value, Tensor) and value.is_floating_point()}

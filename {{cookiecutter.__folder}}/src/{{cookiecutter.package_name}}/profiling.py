@@ -250,12 +250,10 @@ def flat(results: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def draw_shares(shares: Sequence[Share], path: Path) -> None:
     """Draw one bar for each part: the mean over the ranks, and a mark for the slowest one."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 3.5))
+    figure = Figure(figsize=(6, 3.5))
+    axes = figure.subplots()
     figure.set_layout_engine("constrained")
     names = [share.part for share in shares]
     axes.barh(names, [share.milliseconds for share in shares])
@@ -265,4 +263,3 @@ def draw_shares(shares: Sequence[Share], path: Path) -> None:
     axes.legend()
     with storage.replacing(path) as file:
         figure.savefig(file, dpi=150, format="png")
-    pyplot.close(figure)

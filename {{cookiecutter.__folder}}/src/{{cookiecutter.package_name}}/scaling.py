@@ -192,12 +192,10 @@ def show(rows: Sequence[Measured]) -> None:
 
 def draw(rows: Sequence[Measured], path: Path) -> None:
     """Draw samples per second over the batch, one line for each world."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
     figure.set_layout_engine("constrained")
     for world in sorted({(row.nodes, row.processes) for row in rows}):
         line = [(row.batch_size, row.samples_per_second) for row in rows if (row.nodes, row.processes) == world]
@@ -206,4 +204,3 @@ def draw(rows: Sequence[Measured], path: Path) -> None:
     axes.legend()
     with storage.replacing(path) as file:
         figure.savefig(file, dpi=150, format="png")
-    pyplot.close(figure)

@@ -9,6 +9,7 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ignite.distributed as idist
 import torch
@@ -93,9 +94,7 @@ def train(run: RunDirectory, config: Config) -> int:
     state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
     measured = plain_model
     if config.optim.ema_decay is not None:
-        average = EMAHandler(plain_model, 1 - config.optim.ema_decay)
-        average.attach(trainer)
-        measured = state["average"] = average.ema_model
+        measured = state["average"] = average_weights(plain_model, config.optim.ema_decay, trainer)
     # What has to be equal on all ranks; a list counts each module once.
     kept = nn.ModuleList([plain_model, measured])
     save_last, save_best = checkpoints.create_checkpoints(run, trainer, state, measured)
@@ -222,6 +221,23 @@ def train(run: RunDirectory, config: Config) -> int:
         # On other nodes, this node's supervision may not see the mark in time.
         return 0 if os.environ.get(SUPERVISED) and idist.get_nnodes() == 1 else EXIT_RESUMABLE
     return finish(run, kept, resumed_from, title_of(data))
+
+
+def average_weights(model: nn.Module, decay: float, trainer: Engine) -> nn.Module:
+    """Return a model whose weights follow those of ``model``: a moving average over the steps.
+
+    At first it averages over fewer steps, a tenth of those until then: the weights of the beginning would have a part in
+    it for long, and the statistics of BatchNorm, which are those of ``model`` now, would not fit it.
+    """
+    average = EMAHandler(model, 1 - decay)
+    average.attach(trainer)
+    state: Any = trainer.state
+
+    @trainer.on(Events.ITERATION_STARTED)
+    def follow_closely_at_first() -> None:
+        state.ema_momentum = max(1 - decay, 9 / (10 + state.iteration))
+
+    return average.ema_model
 
 
 def prepare(

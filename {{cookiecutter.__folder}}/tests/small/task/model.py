@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .data import Data
@@ -11,20 +12,24 @@ from .settings import TaskConfig
 
 
 class Network(nn.Module):
-    def __init__(self, width: int, dropout: float, batch_norm: bool) -> None:
+    def __init__(self, width: int, dropout: float, batch_norm: bool, expert: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
         layers += [nn.BatchNorm1d(width)] if batch_norm else []
         layers += [nn.Dropout(dropout)] if dropout else []
         self.blocks = nn.Sequential(*layers)
+        self.expert = nn.Linear(width, width) if expert else None
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         # As a network does that takes each batch to be contiguous.
         x = x.view(-1).view(-1, 3)
-        result: Any = self.head(self.blocks(x))
+        hidden = self.blocks(x)
+        if self.expert and self.training and torch.rand(()) < 1 / 3:
+            hidden = hidden + self.expert(hidden)
+        result: Any = self.head(hidden)
         return result.squeeze(1)  # type: ignore[no-any-return]
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    return Network(settings.width, settings.dropout, settings.batch_norm)
+    return Network(settings.width, settings.dropout, settings.batch_norm, settings.expert)

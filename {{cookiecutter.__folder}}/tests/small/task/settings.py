@@ -32,6 +32,8 @@ class TaskConfig:
     """part of the hidden units that is left out of a step"""
     batch_norm: bool = False
     """normalize the hidden units over the batch"""
+    expert: bool = False
+    """a layer that a rank uses in a third of the steps, others than the other ranks"""
     requires: str = "math"
     """a module that has to be there"""
 
