@@ -99,10 +99,10 @@ def test_the_checkpoint_with_the_lowest_error_is_kept(trained: Run) -> None:
 
 
 def test_every_metric_has_a_panel_of_the_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     figures: list[Any] = []
-    monkeypatch.setattr(pyplot, "close", figures.append)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **settings: figures.append(figure))
     values = {"train_loss": 2.0, "val_loss": 1.0, "val_error": 3.0, "val_other": 4.0}
     records = [{"epoch": 1, "iteration": 8, **values}, {"epoch": 2, "iteration": 16, **values}]
     curves.draw_curves(records, tmp_path / "curves.png", "points")

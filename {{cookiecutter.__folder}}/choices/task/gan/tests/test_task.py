@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 from conftest import PACKAGE, PROJECT, call, train
-from matplotlib import pyplot
+from matplotlib import image
 
 from {{ cookiecutter.package_name }}.config import Config, to_dict
 from {{ cookiecutter.package_name }}.task import objective
@@ -61,4 +61,4 @@ def test_two_processes_learn_to_draw_digits(tmp_path: Path) -> None:
     assert {"loss_discriminator", "loss_generator"} < run.steps[-1].keys()
     images = sorted((run.path / "examples").iterdir())
     assert len(images) == len(run.records)
-    assert pyplot.imread(images[-1]).shape[:2] == (100, 100)
+    assert image.imread(images[-1]).shape[:2] == (100, 100)

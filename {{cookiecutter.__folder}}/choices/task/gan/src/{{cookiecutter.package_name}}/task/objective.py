@@ -68,10 +68,10 @@ def metrics(device: torch.device) -> dict[str, Metric]:
 
 def write_examples(model: Any, folder: Path, step: int, settings: TaskConfig) -> None:
     """Write 100 fakes, always of the same noise, as folder/STEP.png."""
-    from matplotlib import pyplot
+    from matplotlib import image
 
     weight = next(model.parameters())
     noise = torch.randn(100, settings.noise, generator=torch.Generator().manual_seed(0))
     fakes = nn.functional.pad(model(noise.to(weight.device)).float().cpu(), (1, 1, 1, 1), value=-1)
     grid = fakes.reshape(10, 10, 10, 10).transpose(1, 2).reshape(100, 100)
-    pyplot.imsave(folder / f"{step:06}.png", grid.numpy(), cmap="gray", vmin=-1, vmax=1)
+    image.imsave(folder / f"{step:06}.png", grid.numpy(), cmap="gray", vmin=-1, vmax=1)
