@@ -153,6 +153,31 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     assert (run / "stopped").exists()
 
 
+def test_a_signal_while_an_end_is_noticed_does_no_harm(install: Installer, tmp_path: Path) -> None:
+    """The signal comes after the kernel has said that a process ended, before torch has heard of it."""
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    program = """
+import os, signal, sys
+
+waited = os.waitpid
+
+def waitpid(pid, options):
+    ended = waited(pid, options)
+    if ended[0]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return ended
+
+if __name__ == "__main__":
+    os.waitpid = waitpid
+    from my_ddl_project.__main__ import main
+    sys.exit(main(sys.argv[1:]))
+"""
+    (tmp_path / "signalled.py").write_text(program)
+    arguments = ["train", "--train.epochs=1", "--train.run_dir", str(tmp_path / "run")]
+    project.succeed("python", str(tmp_path / "signalled.py"), *arguments)
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def test_a_signal_before_the_other_processes_are_started_is_passed_on(
     install: Installer, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -53,7 +54,9 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
         signals.append(number if signals else signal.SIGUSR1)
         for child in children.processes:
             if child.is_alive() and child.pid:
-                os.kill(child.pid, signals[-1])
+                # Also when this interrupts ``join`` between waiting for it and knowing that it has ended.
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signals[-1])
 
     # Also Ctrl-C, which a terminal sends to the children too: once more does no harm.
     for number in early_signals.STOP_SIGNALS:
