@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ignite.handlers import TensorboardLogger
-from matplotlib import image
+from matplotlib.image import imread
 
 
 class Tracker:
@@ -28,7 +28,7 @@ class Tracker:
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Show the curves and the path of the best checkpoint: TensorBoard keeps no files."""
-        drawn = image.imread(picture)
+        drawn = imread(picture)
         self.logger.writer.add_image("curves", drawn[..., :3], self.step, dataformats="HWC")
         self.logger.writer.add_text("best checkpoint", str(checkpoint), self.step)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ignite.handlers import VisdomLogger
-from matplotlib import image
+from matplotlib.image import imread
 
 PROJECT = "{{ cookiecutter.project_slug }}"
 
@@ -28,7 +28,7 @@ class Tracker:
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Show the curves and the path of the best checkpoint: Visdom keeps no files."""
-        drawn = 255 * image.imread(picture)[..., :3].transpose(2, 0, 1)
+        drawn = 255 * imread(picture)[..., :3].transpose(2, 0, 1)
         self.logger.vis.image(drawn, win="curves", opts={"title": "curves"})
         self.logger.vis.text(str(checkpoint), win="best", opts={"title": "best checkpoint"})
 
