@@ -162,10 +162,14 @@ def launches(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Break trainings at random for half an hour, or -- HOURS, then stop some by every signal, and take 20,000 steps."""
+    """Break trainings at random for half an hour, or -- HOURS, then stop some by every signal, and take 20,000 steps.
+
+    Then give the commands bad input that was never tried before.
+    """
     session.install("-r", "tests/requirements.txt")
     hours = {"CHAOS_HOURS": session.posargs[0]} if session.posargs else {}
     session.run("pytest", "-m", "chaos", "--capture=no", *session.posargs[1:], env=hours)
+    session.run("pytest", "tests/test_bad_input.py", env={"BAD_INPUT_CASES": "2000", "BAD_INPUT_S": "900"})
 
 
 @nox.session(venv_backend="venv", venv_params=["--system-site-packages"])

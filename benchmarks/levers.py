@@ -19,7 +19,7 @@ from typing import NamedTuple
 from laps import in_turns
 from my_ddl_project.config import to_options
 from page import fill
-from throughput import CASES, RESULTS, Case, rendered
+from throughput import CASES, PROCESSES, RESULTS, Case, rendered
 
 COMPUTE, OVERHEAD, EXCHANGE = (
     "compute-bound: CNN, 32x32",
@@ -59,6 +59,7 @@ LEVERS = {
 LARGE = Case("images", "mlp", 4096, 64, epochs=1, size=1024)
 SAVING = "saving"
 SAVES = 10
+WHERE = {str(PROCESSES): "a process on each core", "1": "one process, and a core to spare"}
 STARTS = 2
 """how often each program is started anew"""
 
@@ -81,18 +82,36 @@ def measure(work: str, folder: Path, laps: int) -> dict[str, dict[str, tuple[lis
     return found
 
 
-def seconds_of_saves(folder: Path, laps: int) -> dict[str, list[float]]:
-    """Return the seconds of 100 steps of each lap: without a checkpoint, with ten that are waited for, and with ten beside them."""
+def seconds_of_saves(folder: Path, laps: int) -> dict[str, dict[str, list[float]]]:
+    """Return the seconds of 100 steps of each lap: without a checkpoint, with ten that are waited for, and with ten beside them.
+
+    With a process on each core, and with one process, which leaves a core to spare.
+    """
+    return {str(processes): _seconds_of_saves(folder, laps, processes) for processes in (PROCESSES, 1)}
+
+
+def _seconds_of_saves(folder: Path, laps: int, processes: int) -> dict[str, list[float]]:
     every = {
         "none": {"train.save_every": "1000000 steps"},
         "waited for": {"train.save_every": f"{100 // SAVES} steps", "train.async_save": "false"},
         "beside the steps": {"train.save_every": f"{100 // SAVES} steps", "train.async_save": "true"},
     }
     programs = {
-        name: partial(rendered, LARGE, folder, *to_options({**settings, "train.log_every": 100}))
+        name: partial(
+            rendered, LARGE, folder, *to_options({**settings, "train.log_every": 100}), processes=processes
+        )
         for name, settings in every.items()
     }
     return in_turns(programs, STARTS, laps)[0]
+
+
+def costs_of_a_save(seconds: dict[str, list[float]]) -> tuple[float, float]:
+    """Return the seconds that a checkpoint costs if the training waits for it, and if it is written beside the steps."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    waited, beside = (
+        (medians[name] - medians["none"]) / SAVES for name in ("waited for", "beside the steps")
+    )
+    return waited, beside
 
 
 def cell(found: dict[str, dict[str, tuple[list[float], int]]], lever: str) -> str:
@@ -133,15 +152,18 @@ def main() -> None:
         ],
     )
     if SAVING in kept:
-        medians = {name: statistics.median(values) for name, values in kept[SAVING].items()}
-        waited, beside = (
-            (medians[name] - medians["none"]) / SAVES for name in ("waited for", "beside the steps")
-        )
+        costs = {processes: costs_of_a_save(seconds) for processes, seconds in kept[SAVING].items()}
         fill(
             "checkpoints",
             [
-                f"A checkpoint of 12.6 million weights with adamw, 151 MB, costs the training {waited:.3f} s if it waits, and",
-                f"{beside:.3f} s if the checkpoint is written beside the next steps: {beside / waited:.0%}.",
+                "What a checkpoint of 12.6 million weights with adamw, 151 MB, costs the training, in seconds.",
+                "",
+                "| | it waits | written beside the next steps | |",
+                "|---|---|---|---|",
+                *(
+                    f"| {WHERE[processes]} | {waited:.3f} | {beside:.3f} | {beside / waited:.0%} |"
+                    for processes, (waited, beside) in costs.items()
+                ),
             ],
         )
 

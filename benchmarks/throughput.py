@@ -110,10 +110,18 @@ def settings_of(case: Case, run_dir: Path) -> dict[str, object]:
     }
 
 
-def rendered(case: Case, folder: Path, *more: str) -> Program:
+def rendered(case: Case, folder: Path, *more: str, processes: int = PROCESSES) -> Program:
     """Start the rendered project."""
     settings = settings_of(case, Path(tempfile.mkdtemp(dir=folder)))
-    command = [*TORCHRUN, "-m", "my_ddl_project", "train", *to_options(settings), *more]
+    command = [
+        *TORCHRUN[:-1],
+        f"--nproc-per-node={processes}",
+        "-m",
+        "my_ddl_project",
+        "train",
+        *to_options(settings),
+        *more,
+    ]
     return Program(command, r"\bepoch [1-9].* val_loss" if case.evaluates else STEPS)
 
 

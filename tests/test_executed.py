@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,8 +45,8 @@ REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
 # what the same source could fail with them.
 WITH_OWN_TESTS = {
     Target("cpu", "gloo", "torchrun"): (),
-    # It exchanges as the first one does, whatever the strategy.
-    Target("cpu", "gloo", "spawn"): ("-k", f"({EXCHANGE}) and not (local-sgd or zero1 or fsdp2)"),
+    # It exchanges as the first one does.
+    Target("cpu", "gloo", "spawn"): ("-k", "two_processes_learn or (2-0 and ddp)"),
     Target("cpu", "mpi", "mpirun"): ("-k", EXCHANGE),
     Target("cpu", "horovod", "horovodrun"): ("-k", EXCHANGE),
     # Its device takes one process here.
@@ -151,6 +152,8 @@ def test_the_target_trains_evaluates_and_resumes(
         levers = ["--train.amp", "bf16", "--train.compile", "true", "--train.epochs", "8"]
         train(project, target, *trial, *levers, run_dir="runs/levers", processes=processes)
         assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
+        log = (project.path / "runs/levers/log.txt").read_text()
+        assert re.search(r"the first step compiles .*\n.*the first step, which .*, took", log), log
     if target in (REPRESENTATIVE, *WITH_OWN_TESTS):
         check_defaults(project, target, processes, trial)
     if target in WITH_OWN_TESTS:
@@ -651,16 +654,15 @@ def test_matrices_of_low_rank_travel_in_several_buckets(install: Installer, tmp_
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_without(
-    install: Installer, processes: str, tmp_path: Path
+    install: Installer, tmp_path: Path
 ) -> None:
-    """BatchNorm, augmentation, checkpoints within the epoch, and no process left behind."""
+    """BatchNorm, augmentation, checkpoints within the epoch, and no process left behind; with one process: its own tests."""
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     settings = ["--task.model", "resnet", "--task.augment", "shift", "--task.width", "8"]
     settings += ["--train.epochs", "4", "--train.log_every", "2"]
     settings += ["--train.save_every", "4 steps", "--train.evaluate_every", "11 steps"]
-    number = {"NPROC_PER_NODE": processes}
+    number = {"NPROC_PER_NODE": "2"}
     project.succeed("scripts/train.sh", *settings, variables=number)
     run = project.path / "runs/killed"
     settings += ["--data.num_workers", "2", "--train.run_dir", str(run)]

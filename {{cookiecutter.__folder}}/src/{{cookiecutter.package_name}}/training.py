@@ -193,6 +193,7 @@ def train(run: RunDirectory, config: Config) -> int:
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
     first_step = Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1)
     if config.train.compile:
+        logger.info("the first step compiles the model, which may take minutes")
         trainer.add_event_handler(first_step, tell_of_compiling, time.perf_counter())
     trainer.add_event_handler(first_step, tell_of_draws, config)
     trainer.add_event_handler(first_step, tell_of_loss, plain_model, config, objective)
