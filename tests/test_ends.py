@@ -272,7 +272,13 @@ def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
     done = project.run("scripts/train.sh", limit_s=120)
     assert done.returncode == 1
     assert done.stderr.count("[rank 1] failed at step 5:\nTraceback") == 1
-    assert done.stderr.count("ValueError: what is really wrong\n") == 1
-    others = [line for line in done.stderr.splitlines() if line.startswith("[rank 0]")]
-    assert len(others) <= 1
-    assert all(re.search("ends at step [56], as another process is gone", line) for line in others)
+    lines = done.stderr.splitlines()
+    assert lines.count("ValueError: what is really wrong") == 1
+    if launcher == "torchrun":
+        # What would otherwise stand above the forty lines of torchrun's report.
+        assert lines[-2] == "  traceback : [rank 1] failed at step 5: ValueError: what is really wrong"
+    others = [line for line in lines if line.startswith("[rank 0]")]
+    # On a busy machine it has the time to say more.
+    known = ["ends at step [56], as another process is gone", "rank 1 of 2 did not come to gloo:all_reduce"]
+    assert len(others) <= 2
+    assert all(re.search(text, line) for text, line in zip(known, others, strict=False)), others

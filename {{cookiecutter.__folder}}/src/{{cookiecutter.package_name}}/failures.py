@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
@@ -38,10 +42,11 @@ def tell(error: BaseException, rank: int, lost: str, find_silent: Callable[[], s
         say(f"[rank {rank}] ends{at}, as another process {other}: {lost}")
         if silent := find_silent():
             say(f"[rank {rank}] {silent}")
-    elif sentence := explain(error):
-        say(f"[rank {rank}] {sentence}")
     else:
-        say(f"[rank {rank}] failed{at}:\n{traceback.format_exc().rstrip()}")
+        sentence = explain(error)
+        said = f"[rank {rank}] " + (sentence or f"failed{at}:\n{traceback.format_exc().rstrip()}")
+        say(said)
+        sum_up(said)
 
 
 def say(text: str) -> None:
@@ -52,6 +57,17 @@ def say(text: str) -> None:
             # It may be the very file that cannot be written.
             with suppress(UsageError):
                 handler.handle(logging.makeLogRecord({"msg": text}))
+
+
+def sum_up(text: str) -> None:
+    """Let the launcher repeat what has been said at the end of its own report, if it is one of torch that asks for that."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        first, *others = text.splitlines()
+        sentence = " ".join([first, *others[-1:]])
+        # The report begins with the one that failed first.
+        more = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": more}}))
 
 
 def explain(error: BaseException) -> str:

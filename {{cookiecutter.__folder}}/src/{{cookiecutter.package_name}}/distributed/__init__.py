@@ -26,7 +26,7 @@ from typing import Any
 from ..checks import Check, processes, refuse_foreign_launchers
 from ..config import PACKAGE, Config, DistributedConfig
 from ..errors import SampleError, UsageError
-from ..failures import say, tell
+from ..failures import say, sum_up, tell
 from ..host_memory import keep_freed_memory
 from . import hardware, launcher, starter, transport
 
@@ -163,6 +163,7 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
             # Of what a loader process has raised, torch makes one text with its traceback.
             sentence = str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]
             say(f"error: {sentence}")
+            sum_up(sentence)
         return error.exit_code
     except (Exception, SystemExit) as error:  # noqa: BLE001 - told below, by the process that can explain it
         tell(error, ranks.rank if ranks else 0, lost_peer(error), silent_ranks)
