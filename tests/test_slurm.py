@@ -106,6 +106,42 @@ def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: In
         assert project.read_json(f"runs/sweep/trial-{trial:04}/summary.json")["world_size"] == 2
 
 
+# Waits before the sweep starts a training, as the import of a large library would let it.
+WAITS_BETWEEN_TRIALS = """
+import pathlib, subprocess, sys, time
+
+if "sweep" in sys.orig_argv:
+    begin = subprocess.Popen
+
+    class Popen(begin):
+        def __init__(self, *arguments, **options):
+            if "step" in str(arguments[0]):
+                pathlib.Path(__file__).with_name("between").touch()
+                time.sleep(5)
+            super().__init__(*arguments, **options)
+
+    subprocess.Popen = Popen
+"""
+
+
+def test_a_signal_between_two_trials_of_a_sweep_requeues_the_job(project: Installed, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WAITS_BETWEEN_TRIALS)
+    asked = ["optim.lr=1e-3..1e-2,log", "--trials", "2", *LONG, "--train.run_dir", "runs/between"]
+    size = {"NNODES": "1", "NPROC_PER_NODE": "1", "SLURM_CONF": str(cluster.SLURM_CONF)}
+    command = ["python3", "-m", project.package, "sweep", *asked]
+    said = project.succeed(*command, variables={**size, "PYTHONPATH": f"{tmp_path}:{project.path}/src"})
+    job = f"{said.split()[1]}_1"
+    wait_for((tmp_path / "between").exists, "the sweep")
+    # As Slurm sends it, upon what the job has asked for: to the script alone.
+    ask = f"from {project.package}.distributed import launcher as starts; from {project.package}.config import Size; "
+    ask += "print(starts.command(Size.fixed(1, 1), ['sweep']))"
+    assert "--signal=B:USR1@60" in project.succeed("python3", "-c", ask)
+    cluster.slurm("scancel", "--batch", "--signal=USR1", job)
+    wait_for(lambda: int(job_state(job)["Restarts"]) == 1, "the job to be queued again")
+    cluster.slurm("scancel", job)
+    wait_for(nothing_runs_on_the_nodes, "the job to end", 60)
+
+
 @pytest.mark.parametrize("starter", ["srun", "torchrun"])
 def test_the_time_limit_loses_nothing(project: Installed, starter: str) -> None:
     run = f"runs/limit-{starter}"

@@ -51,6 +51,9 @@ def command(size: Size, settings: list[str]) -> list[str]:
     options = [f"--nodes={size.nnodes[0]}", f"--ntasks-per-node={size.nproc_per_node}"]
     if hardware.RESERVED:
         options.append(f"--{hardware.RESERVED}-per-node={size.nproc_per_node}")
+    if shared:
+        # To the job's script, which passes it on: between two trials no step is there to get it.
+        options.append(f"--signal=B:{os.environ.get('SBATCH_SIGNAL', 'USR1@60').removeprefix('B:')}")
     array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else os.environ.get("SEEDS")
     if array:
         options += [f"--array={array}", "--output=slurm-%A_%a.out"]
