@@ -273,6 +273,13 @@ def test_a_dry_run_prints_the_command_of_the_launcher(full: dict[Target, BakedPr
         )
 
 
+def test_a_project_that_is_not_installed_is_told_of_in_one_sentence(full: dict[Target, BakedProject]) -> None:
+    project = full[Target("cpu", "gloo", "torchrun")]
+    done = run(tool("bash"), "scripts/train.sh", cwd=project.path, env={"PATH": COMMANDS})
+    assert (done.returncode, done.stderr.count(NL)) == (1, 1)
+    assert done.stderr.startswith("error: ") and "activate the environment" in done.stderr
+
+
 @pytest.mark.parametrize("starter", ["srun", "torchrun"])
 @pytest.mark.parametrize(("ends", "comes_back"), [("exit 85", True), ("exit 1", False), ("exit 0", False)])
 def test_a_job_of_slurm_comes_back_only_after_a_checkpoint(

@@ -13,7 +13,7 @@ def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
     assert answer.code == 0, answer.errors
     assert "points: 8192 samples" in answer.output
     assert "disjoint, complete and reshuffled: yes" in answer.output
-    assert "left out of each epoch, others each time: 192" in answer.output
+    assert "left out of each epoch, different ones each time: 192" in answer.output
 
 
 def test_shards_of_no_world_are_refused() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import FOLDERS, PROJECT, call, run
+from frame import command_line
+from jsonargparse import ArgumentParser
 
 from {{ cookiecutter.package_name }}.config import Config, to_dict
 
@@ -15,6 +17,19 @@ def test_the_default_file_holds_every_setting() -> None:
     assert {name: list(section) for name, section in file.items()} == {
         name: list(section) for name, section in to_dict(Config()).items()
     }
+
+
+def test_the_default_file_counts_wherever_the_command_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "src" / "package" / "command_line.py"))
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "default.yaml").write_text("optim:\n  lr: 0.007\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    parser = ArgumentParser()
+    command_line.add_settings(parser)
+    assert command_line.parse(parser, [])[0].optim.lr == 0.007
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,20 @@
 """What is found out before and after the first step, so that nobody trains for hours on a mistake."""
 
 import math
+import random
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import ignite.distributed as idist
+import numpy as np
 import pytest
 import torch
 from conftest import call
-from frame import backend, config, errors, introduction, objective, task_data
+from frame import backend, binding, config, errors, introduction, objective, task_data
+from ignite.metrics import EpochMetric, MeanSquaredError
 from torch.nn.functional import binary_cross_entropy, cross_entropy
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -58,10 +62,57 @@ def test_ranks_with_other_data_are_told_of(monkeypatch: pytest.MonkeyPatch, capl
 
 def test_what_a_task_returns_by_mistake_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as changing:
-        changing.setattr(import_module("small.training"), "load", lambda settings: ("train", "val"))
+        changing.setattr(import_module("small.training"), "load_data", lambda settings: ("train", "val"))
         refused = call("train", "--train.run_dir", str(tmp_path / "tuple"), *ONE)
     assert (refused.code, refused.errors.count("load in task/data.py returned tuple: return")) == (1, 1), refused.errors
-    monkeypatch.setattr(objective, "loss", lambda outputs, targets: (outputs - targets) ** 2)
-    refused = call("train", "--train.run_dir", str(tmp_path / "vector"), *ONE)
-    assert (refused.code, refused.errors.count("of the shape (64,): return their mean")) == (1, 1), refused.errors
-    assert "Traceback" not in refused.errors
+    mistakes: list[tuple[str, Any, str]] = [
+        ("loss", lambda outputs, targets: (outputs - targets) ** 2, "of the shape (64,): return their mean"),
+        (
+            "loss",
+            lambda outputs, targets: (outputs - targets).square().mean().item(),
+            "loss in task/objective.py returned float",
+        ),
+        ("loss", lambda outputs, targets: outputs.detach().mean(), "the loss has no gradient"),
+        ("forward", lambda model, batch: model(batch["x"]), "forward in task/objective.py returned Tensor"),
+        (
+            "metrics",
+            lambda device: {"error": MeanSquaredError},
+            "the metric error of task/objective.py is MeanSquaredError",
+        ),
+        ("SCORE", "loss", "less is better: set HIGHER_IS_BETTER = False"),
+    ]
+    monkeypatch.setattr(objective, "HIGHER_IS_BETTER", True)
+    for name, mistake, sentence in mistakes:
+        with monkeypatch.context() as changing:
+            changing.setattr(objective, name, mistake)
+            refused = call("train", "--train.run_dir", str(tmp_path / "mistaken"), *ONE)
+        assert (refused.code, refused.errors.count(sentence)) == (1, 1), refused.errors
+        assert "Traceback" not in refused.errors
+    with monkeypatch.context() as changing:
+        changing.delattr(objective, "SCORE")
+        refused = call("train", "--train.run_dir", str(tmp_path / "without"), *ONE)
+    assert (refused.code, refused.errors.count("task/objective.py has no SCORE")) == (1, 1), refused.errors
+
+
+def test_a_metric_that_fails_is_told_of_with_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        raise ZeroDivisionError("nothing to divide by")
+
+    monkeypatch.setattr(objective, "metrics", lambda device: {"error": EpochMetric(fail, check_compute_fn=False)})
+    monkeypatch.setattr(objective, "SCORE", "loss")
+    told = call("train", "--train.run_dir", str(tmp_path / "run"), "--train.max_iterations", "1", *ONE)
+    assert "the metric error cannot be computed of the first batch alone (ZeroDivisionError: noth" in told.errors, (
+        told.errors
+    )
+
+
+def test_a_split_that_load_draws_is_the_same_in_every_command() -> None:
+    def load(settings: Any) -> list[float]:
+        return [random.random(), *np.random.permutation(9), *torch.randperm(9)]
+
+    splits = []
+    with patch.object(binding, "load", load):
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            splits.append(binding.load_data(None))
+    assert splits[0] == splits[1]

@@ -59,7 +59,7 @@ def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> No
 
 def test_a_dataset_that_holds_the_training_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = import_module("small.training")
-    load = training.load
+    load = training.load_data
 
     class Slow:
         def __init__(self, samples: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_dataset_that_holds_the_training_back_is_named(tmp_path: Path, monkeyp
         data = load(settings)
         return data._replace(train=Slow(data.train))
 
-    monkeypatch.setattr(training, "load", slow)
+    monkeypatch.setattr(training, "load_data", slow)
     run = train(tmp_path / "run", 1, "--train.max_iterations", "12", "--train.profile", "handlers")
     assert "data takes" in run.log and "of the time: raise data.num_workers" in run.log
 

@@ -14,6 +14,16 @@ def measured(processes: int, batch_size: int, milliseconds: float, nodes: int = 
     return scaling.Measured(nodes, processes, batch_size, milliseconds, speed, exchange=0.0, memory_mib=1, wall_s=1.0)
 
 
+def test_the_reason_of_a_failure_is_one_line() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: what is wrong\n'
+    told = {
+        f"12:00:00 step 1\n[rank 1] failed at step 2:\n{traceback}": "[rank 1] failed at step 2: ValueError: what is wrong",
+        "12:00:00 step 1\nerror: no room: make some\nmore": "no room: make some",
+        "killed": "killed",
+    }
+    assert {said: trials.reason(said) for said in told} == told
+
+
 def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> None:
     processes = [1] if reason_not_to_start(2) else [1, 2]
     folder = tmp_path / "scaling"

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from ignite.metrics import Metric
 from torch import Tensor, nn
 
 from .errors import UsageError
+from .randomness import seed_samples
 from .task import objective
+from .task.data import load
+
+if TYPE_CHECKING:
+    from ignite.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,15 @@ class Objective:
     """from the model, a folder and the step to files in the folder; or None, where there is nothing to look at"""
 
 
+def load_data(settings: Any) -> Any:
+    """Return what ``load`` of task/data.py returns.
+
+    A split that it draws is the same in every process and in every command, whatever train.seed is.
+    """
+    seed_samples(0)
+    return load(settings)
+
+
 def bind(settings: Any, data: Any) -> Objective:
     """Return the functions of task/objective.py; one that has a parameter ``settings`` or ``data`` gets these.
 
@@ -47,10 +60,20 @@ def bind(settings: Any, data: Any) -> Objective:
             1,
         )
 
+    for name in ("SCORE", "HIGHER_IS_BETTER"):
+        if not hasattr(objective, name):
+            raise UsageError(f"task/objective.py has no {name}, which chooses the best checkpoint: set it there", 1)
+    if objective.SCORE == "loss" and objective.HIGHER_IS_BETTER:
+        raise UsageError(
+            "SCORE of task/objective.py is the loss, of which less is better: set HIGHER_IS_BETTER = False", 1
+        )
+
     known = {"settings": settings, "data": data}
 
     def bound(name: str, *called_with: str) -> Any:
-        function = getattr(objective, name)
+        function = getattr(objective, name, None)
+        if not function:
+            raise UsageError(f"task/objective.py has no function {name}: write it, as docs/your-own-task.md shows", 1)
         try:
             signature = inspect.signature(function)
         except ValueError:  # one of torch's that is written in C++

@@ -195,7 +195,8 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
         if objects.keys() == {"model"} and "average" in saved:
             # What was measured.
             saved = {"model": saved["average"]}
-        Checkpoint.load_objects(objects, saved)
+        # What had no state then, such as the scaling of a loss without fp16, begins anew.
+        Checkpoint.load_objects({name: part for name, part in objects.items() if saved.get(name) != {}}, saved)
     except UsageError:
         raise
     except pickle.UnpicklingError:

@@ -57,7 +57,8 @@ def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
 
 def is_shared_out(model: nn.Module) -> bool:
     """Tell whether each rank keeps a part of the weights only, so that every rank must take part whenever the model runs."""
-    return any(hasattr(weight, "to_local") for weight in model.parameters())
+    # Between a forward pass without a backward one and the next step, the weights themselves are whole.
+    return any(hasattr(part, "set_requires_gradient_sync") for part in model.modules())
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def add_settings(parser: ArgumentParser) -> None:
 
 
 def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
-    """Read ``arguments``: a file given by --config, else configs/default.yaml if it exists, then the options.
+    """Read ``arguments``: a file given by --config, else the project's configs/default.yaml, then the options.
 
     An option wins over a file wherever it stands.
 
@@ -62,7 +62,9 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", action="append", nargs="?", const="", default=[])
     given, options = finder.parse_known_args(arguments)
-    files = given.config or ([str(DEFAULT_CONFIG)] if DEFAULT_CONFIG.exists() else [])
+    # That of this folder, or of the project to which this source belongs, wherever its command is called.
+    defaults = [file for file in (DEFAULT_CONFIG, Path(__file__).parents[2] / DEFAULT_CONFIG) if file.exists()]
+    files = given.config or [str(file) for file in defaults[:1]]
     for file in files:
         check_file(file)
     arguments = [text for file in files for text in ("--config", file)] + options

@@ -74,10 +74,7 @@ def update_once(
         with backend.no_sync(model, enabled=part < parts - 1):
             with mixed_precision(config):
                 micro_batch = batch if parts == 1 else cut(batch, part, parts)
-                loss = objective.loss(*objective.forward(model, micro_batch)) / parts
-            if loss.dim():
-                shape = tuple(loss.shape)
-                raise UsageError(f"loss in objective.py returned numbers of the shape {shape}: return their mean", 1)
+                loss = loss_of(model, micro_batch, objective) / parts
             stopwatch.begin("backward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
@@ -85,6 +82,30 @@ def update_once(
     norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
     loss = losses[0] if parts == 1 else torch.stack(losses).sum()
     return loss, {} if norm is None else {"grad_norm": norm}
+
+
+def loss_of(model: nn.Module, batch: Any, objective: Objective) -> Tensor:
+    """Return the mean loss of a batch.
+
+    Raises:
+        UsageError: if a function of the task returned something else than it has to.
+    """
+    answer = objective.forward(model, batch)
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise UsageError(
+            f"forward in task/objective.py returned {type(answer).__name__}: return two things, outputs and targets", 1
+        )
+    loss = objective.loss(*answer)
+    if not isinstance(loss, Tensor):
+        raise UsageError(
+            f"loss in task/objective.py returned {type(loss).__name__}: return a tensor, without .item()", 1
+        )
+    if loss.dim():
+        shape = tuple(loss.shape)
+        raise UsageError(f"loss in task/objective.py returned numbers of the shape {shape}: return their mean", 1)
+    if not loss.requires_grad:
+        raise UsageError("the loss has no gradient: compute it of what the model answers, without detach or no_grad", 1)
+    return loss
 
 
 def update_in_turns(

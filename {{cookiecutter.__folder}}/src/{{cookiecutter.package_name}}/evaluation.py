@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 from . import collectives, storage
 from .acceleration import accelerate
 from .batches import EvaluationBatches, Share, closing, create_loader
-from .binding import Objective, bind
+from .binding import Objective, bind, load_data
 from .checkpoints import load_checkpoint
 from .config import Config
 from .distributed import backend
@@ -32,8 +33,9 @@ from .errors import UsageError
 from .handlers import significant
 from .randomness import seed_step
 from .task import objective as task
-from .task.data import load
 from .task.model import create_model
+
+logger = logging.getLogger(__package__)
 
 Pair = tuple[Any, Any]
 """outputs of the model and targets of one batch"""
@@ -44,7 +46,7 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
 
     They are the numbers that the training reported, whatever the number of processes here and there.
     """
-    data = load(config.task)
+    data = load_data(config.task)
     batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
     model = accelerate(create_model(config.task, data), config.train, learns=False).to(idist.device())
     load_checkpoint(Path(checkpoint), {"model": model})
@@ -113,6 +115,14 @@ def create_metrics(objective: Objective) -> dict[str, Metric]:
     if task.SCORE not in ("loss", *metrics):
         names = ", ".join(["loss", *metrics])
         raise UsageError(f"SCORE {task.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric):
+            kind = getattr(metric, "__name__", type(metric).__name__)
+            raise UsageError(
+                f"the metric {name} of task/objective.py is {kind}, and not an object of ignite's Metric: create one of the "
+                "class, or give a function to EpochMetric",
+                1,
+            )
     return metrics
 
 
@@ -125,9 +135,12 @@ def refuse_metrics_of_many_numbers(outputs: Any, targets: Any, objective: Object
     for name, metric in create_metrics(objective).items():
         scorer = Engine(lambda engine, pair: pair)
         metric.attach(scorer, name)
-        # A batch may be too few samples for it.
-        with suppress(Exception), as_one_process():
-            scorer.run([(outputs, targets)])
+        try:
+            with as_one_process():
+                scorer.run([(outputs, targets)])
+        except Exception as error:  # noqa: BLE001 - a batch may be too few samples for it
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            logger.warning("the metric %s cannot be computed of the first batch alone (%s)", name, said)
         if name in scorer.state.metrics:
             one_number(name, scorer.state.metrics[name])
 

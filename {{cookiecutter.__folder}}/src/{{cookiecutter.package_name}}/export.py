@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .batches import EvaluationBatches, closing, create_loader
-from .binding import bind
+from .binding import bind, load_data
 from .checkpoints import load_checkpoint
 from .config import Config
 from .errors import UsageError
 from .evaluation import evaluating
-from .task.data import load
 from .task.model import create_model
 
 # Largest difference of an output, relative to the largest one, between the program and the model.
@@ -89,7 +88,7 @@ def prediction(config: Config, checkpoint: str, inputs: list[str]) -> int:
 
 def load_model(config: Config, checkpoint: str) -> tuple[nn.Module, Any]:
     """Return the model of a checkpoint, in evaluation mode on the CPU, and the data that it was made for."""
-    data = load(config.task)
+    data = load_data(config.task)
     model = create_model(config.task, data)
     load_checkpoint(Path(checkpoint), {"model": model})
     return model.eval(), data

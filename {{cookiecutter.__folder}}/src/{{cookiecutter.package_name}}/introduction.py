@@ -40,8 +40,8 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
     logger.info("data: %s, %s training and %s validation samples", title_of(data), len(data.train), len(data.val))
     logger.info("model: %s with %s parameters to learn", type(model).__name__, f"{parameters:,}")
     logger.info(
-        "training: %s steps of %s samples, %s on each process; an epoch has %s steps, and leaves out %s samples, others each "
-        "time; writes to %s",
+        "training: %s steps of %s samples, %s on each process; an epoch has %s steps, and leaves out %s samples, different "
+        "ones each time; writes to %s",
         steps,
         batch_size,
         batch_size // world_size,
@@ -55,24 +55,24 @@ def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int,
     settings = config.distributed
     if world_size > 1 and settings.compression == "powersgd":
         logger.info(
-            "gradients are exchanged as matrices of low rank: another number of processes learns otherwise, and so does a "
+            "gradients are exchanged as matrices of low rank: results change with the number of processes, and in a "
             "training that resumes, as what was left out so far is not saved"
         )
     elif world_size > 1 and settings.compression != "none":
         logger.info(
-            "gradients are rounded to %s to be exchanged: another number of processes learns otherwise",
+            "gradients are rounded to %s to be exchanged: results change with the number of processes",
             settings.compression,
         )
     if world_size > 1 and settings.strategy == "local-sgd":
         logger.info(
-            "weights are averaged every %s steps, and at each log point, evaluation and save: another number of processes "
-            "learns otherwise",
+            "weights are averaged every %s steps, and at each log point, evaluation and save: results change with the "
+            "number of processes",
             settings.average_every,
         )
     for kind in kinds:
         logger.info(
-            "%s normalizes over %s samples at a time: another number of processes, or of optim.accumulation_steps, learns "
-            "otherwise",
+            "%s normalizes over %s samples at a time: results change with the number of processes, and of "
+            "optim.accumulation_steps",
             kind,
             share,
         )
@@ -129,7 +129,7 @@ def tell_of_draws(trainer: Engine, config: Config) -> None:
         logger.info("this device does not tell whether a step draws random numbers, which differ between ranks")
     elif has_drawn(idist.device(), config.train.seed, idist.get_rank(), trainer.state.iteration):
         logger.info(
-            "a step draws random numbers, other ones on each rank: another number of processes learns otherwise"
+            "a step draws random numbers, different ones on each rank: results change with the number of processes"
         )
 
 
@@ -138,8 +138,8 @@ def tell_of_shapes(outputs: Any, targets: Any) -> None:
     shapes = [tuple(part.shape) if isinstance(part, Tensor) else () for part in (outputs, targets)]
     if shapes[0] != shapes[1] and math.prod(shapes[0]) == math.prod(shapes[1]) > 1:
         logger.warning(
-            "outputs have the shape %s and targets %s: as many numbers, which a loss may pair wrongly; let forward return both "
-            "in one shape",
+            "outputs have the shape %s and targets %s: broadcasting may pair them wrongly; let forward return both in "
+            "one shape",
             *shapes,
         )
 
@@ -169,8 +169,8 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             return
     if abs(whole - mean) > 1e-4 * abs(whole):
         logger.info(
-            "the loss of a batch is %.6g, the mean of those of its halves %.6g: another number of processes, or of "
-            "optim.accumulation_steps, learns otherwise",
+            "the loss of a batch is %.6g, the mean of those of its halves %.6g: results change with the number of "
+            "processes, and of optim.accumulation_steps",
             whole,
             mean,
         )

@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from . import storage
+from .binding import load_data
 from .config import Config, to_options
 from .distributed import launcher
 from .errors import UsageError
 from .prediction import Predicted, line_through, link_of, predict, where_it_stops_paying
 from .profiling import WARM_UP
-from .task.data import load
 from .tracking import SWITCH
 from .trials import Start, begin, reason, started_here, started_on_nodes
 
@@ -97,7 +97,7 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
 
 def batches_of_crossover(config: Config) -> str:
     """Return the batches of the preset, which show where more processes begin to pay, as far as there are samples."""
-    samples = len(load(config.task).train)
+    samples = len(load_data(config.task).train)
     return ",".join(str(batch) for batch in (2, 8, 32, 128, 512, 2048, 6144) if batch <= samples)
 
 

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .batches import TrainingBatches
+from .binding import load_data
 from .config import Config
 from .errors import UsageError
 from .introduction import title_of
-from .task.data import load
 
 EPOCHS = 2
 SHOWN_RANKS = 8
@@ -24,7 +24,7 @@ def shards(config: Config, world_size: int) -> int:
     """
     if world_size < 1:
         raise UsageError(f"--world-size is a number of processes, such as 2, not {world_size}")
-    data = load(config.task)
+    data = load_data(config.task)
     size = len(data.train)
     table = Table(title=f"{title_of(data)}: {size} samples, global batch {config.data.batch_size}", box=None)
     for title in ("epoch", "rank", "samples", "first ones"):
@@ -54,7 +54,7 @@ def shards(config: Config, world_size: int) -> int:
         problems.append("both epochs have the same order")
     Console().print(table)
     left_out = size - steps * config.data.batch_size
-    print(f"\n{steps} steps per epoch; padding: 0; left out of each epoch, others each time: {left_out}")
+    print(f"\n{steps} steps per epoch; padding: 0; left out of each epoch, different ones each time: {left_out}")
     if problems:
         raise UsageError("; ".join(problems), 1)
     print("disjoint, complete and reshuffled: yes")

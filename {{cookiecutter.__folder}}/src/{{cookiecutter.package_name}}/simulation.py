@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from . import storage
 from .acceleration import accelerate, blocks_of
 from .batches import Reader, TrainingBatches
-from .binding import Objective, bind
+from .binding import Objective, bind, load_data
 from .checks import batch_check, require
 from .collectives import local
 from .config import Config
@@ -29,7 +29,6 @@ from .distributed import transport
 from .engines import AUTOCAST_TYPES, cut
 from .errors import UsageError
 from .optimization import create_optimizer
-from .task.data import load
 from .task.model import create_model
 
 # Those that share something out.
@@ -60,7 +59,7 @@ def simulate(config: Config, world_size: int) -> int:
         UsageError: if the settings do not suit so many ranks, or the step looks at numbers, which are not there.
     """
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
-    data = load(config.task)
+    data = load_data(config.task)
     objective = bind(config.task, data)
     if objective.losses:
         raise UsageError("a task with several losses cannot be simulated: its step is its own", 1)

@@ -20,7 +20,7 @@ from torch import nn
 from . import checkpoints, collectives, distributed, handlers
 from .acceleration import accelerate
 from .batches import EvaluationBatches, TrainingBatches, closing, create_loader
-from .binding import Objective, bind
+from .binding import Objective, bind, load_data
 from .checks import batch_check, require
 from .config import EXIT_RESUMABLE, SUPERVISED, Averaging, Config, steps_of
 from .distributed import backend
@@ -34,7 +34,6 @@ from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
 from .profiling import Stopwatch, create_stopwatch, profiled
 from .run_directory import RunDirectory, may_be_best
-from .task.data import load
 from .task.model import create_model
 from .utilization import peak_flops, step_flops
 
@@ -59,7 +58,7 @@ def train(run: RunDirectory, config: Config) -> int:
     logger.info("processes: %s on %s, backend %s", world_size, distributed.device_name(), idist.backend() or "none")
 
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
-    data = load(config.task)
+    data = load_data(config.task)
     objective = bind(config.task, data)
     if objective.losses and config.optim.accumulation_steps > 1:
         raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")

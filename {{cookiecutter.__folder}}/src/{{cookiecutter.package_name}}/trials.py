@@ -105,8 +105,13 @@ def begin(start: Start, settings: list[str], output: int | IO[str]) -> subproces
 
 def reason(said: str) -> str:
     """Return why a training failed, of all that its processes said."""
-    told = [line for line in said.splitlines() if "error: " in line or line.startswith("[rank")] or [said[-300:]]
-    return told[0].removeprefix("error: ")
+    lines = said.splitlines()
+    first = next((line for line in lines if "error: " in line or line.startswith("[rank")), said[-300:])
+    if first.endswith(":"):
+        # Below it stands a traceback, whose last line is the error.
+        below = lines[lines.index(first) + 1 :]
+        first += next((f" {line}" for line in below if not line.startswith((" ", "Traceback"))), "")
+    return first.removeprefix("error: ")
 
 
 @contextmanager
