@@ -209,6 +209,14 @@ def test_manifests_fit_the_schemas_of_kubernetes_and_of_its_trainer(
     assert kinds == {"TrainJob", "Job", "Service", "PersistentVolumeClaim"}
 
 
+def test_no_cluster_is_asked_for_an_image_that_nobody_has(full: dict[Target, BakedProject]) -> None:
+    project = full[Target("cpu", "gloo", "kubernetes")]
+    for file in ("trainjob.yaml", "job.yaml"):
+        done = run(sys.executable, "scripts/manifest.py", "--apply", f"scripts/{file}", cwd=project.path)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "set IMAGE to the image" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["--size"], ["scripts/typo.yaml", "--train.epochs", "3"]])
 def test_a_manifest_that_is_not_there_is_refused(
     full: dict[Target, BakedProject], arguments: list[str]

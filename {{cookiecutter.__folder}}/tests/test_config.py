@@ -30,6 +30,13 @@ def test_the_default_file_counts_wherever_the_command_is_called(
     parser = ArgumentParser()
     command_line.add_settings(parser)
     assert command_line.parse(parser, [])[0].optim.lr == 0.007
+    Path("mine.yaml").write_text("train:\n  seed: 3\n")
+    settings, _ = command_line.parse(parser, ["--config", "mine.yaml"])
+    assert (settings.optim.lr, settings.train.seed) == (0.007, 3)
+    # What is wrong with it is no reason not to tell what would be right.
+    (tmp_path / "configs" / "default.yaml").write_text("nothing:\n  known: 1\n")
+    with pytest.raises(SystemExit, match="0"):
+        command_line.parse(parser, ["--help"])
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import call
-from frame import backend, binding, config, errors, introduction, objective, task_data
+from frame import backend, binding, config, engines, errors, introduction, objective, task_data
 from ignite.metrics import EpochMetric, MeanSquaredError
 from torch.nn.functional import binary_cross_entropy, cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 ONE = ("--distributed.nproc_per_node", "1")
 SETTINGS = import_module("small.task.settings").TaskConfig()
@@ -65,6 +66,13 @@ def test_what_a_task_returns_by_mistake_is_named(tmp_path: Path, monkeypatch: py
         changing.setattr(import_module("small.training"), "load_data", lambda settings: ("train", "val"))
         refused = call("train", "--train.run_dir", str(tmp_path / "tuple"), *ONE)
     assert (refused.code, refused.errors.count("load in task/data.py returned tuple: return")) == (1, 1), refused.errors
+    with monkeypatch.context() as changing:
+        stream = SimpleNamespace(train=DataLoader(TensorDataset(torch.zeros(2))), val=[0])
+        changing.setattr(import_module("small.training"), "load_data", lambda settings: stream)
+        refused = call("train", "--train.run_dir", str(tmp_path / "stream"), *ONE)
+        assert (refused.code, refused.errors.count("returned is a DataLoader: return a dataset")) == (1, 1), (
+            refused.errors
+        )
     mistakes: list[tuple[str, Any, str]] = [
         ("loss", lambda outputs, targets: (outputs - targets) ** 2, "of the shape (64,): return their mean"),
         (
@@ -104,6 +112,15 @@ def test_a_metric_that_fails_is_told_of_with_the_first_step(tmp_path: Path, monk
     assert "the metric error cannot be computed of the first batch alone (ZeroDivisionError: noth" in told.errors, (
         told.errors
     )
+
+
+def test_a_batch_is_cut_between_its_samples_alone() -> None:
+    batch = {"x": torch.arange(8).reshape(4, 2), "y": torch.arange(4)}
+    assert engines.cut(batch, 1, 2, samples=4)["x"].tolist() == [[2, 3], [6, 7]]
+    with pytest.raises(
+        errors.UsageError, match=r"cuts a batch between its 2 samples, and a tensor of the shape \(4, 2\)"
+    ):
+        engines.cut(batch, 0, 2, samples=2)
 
 
 def test_a_split_that_load_draws_is_the_same_in_every_command() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from .errors import UsageError
 from .randomness import seed_samples
@@ -51,7 +52,7 @@ def bind(settings: Any, data: Any) -> Objective:
     """Return the functions of task/objective.py; one that has a parameter ``settings`` or ``data`` gets these.
 
     Raises:
-        UsageError: if a function has parameters that nobody gives it, or the data are not two sets.
+        UsageError: if a function has parameters that nobody gives it, or the data are not two sets of known length.
     """
     if not (hasattr(data, "train") and hasattr(data, "val")):
         raise UsageError(
@@ -60,6 +61,14 @@ def bind(settings: Any, data: Any) -> Objective:
             1,
         )
 
+    for name in ("train", "val"):
+        dataset = getattr(data, name)
+        if isinstance(dataset, DataLoader | IterableDataset) or not hasattr(dataset, "__len__"):
+            raise UsageError(
+                f"{name} of what load in task/data.py returned is a {type(dataset).__name__}: return a dataset with len() and "
+                "[index], which this project cuts into batches itself; what streams is written to files before",
+                1,
+            )
     for name in ("SCORE", "HIGHER_IS_BETTER"):
         if not hasattr(objective, name):
             raise UsageError(f"task/objective.py has no {name}, which chooses the best checkpoint: set it there", 1)

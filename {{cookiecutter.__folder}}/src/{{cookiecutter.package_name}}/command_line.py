@@ -44,15 +44,15 @@ class OnceLoader(yaml.SafeLoader):
 def add_settings(parser: ArgumentParser) -> None:
     """Give ``parser`` the option --config and one option --section.field for every setting."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser.add_argument("--config", action="config", help=f"YAML file of settings (default: {DEFAULT_CONFIG})")
+    parser.add_argument("--config", action="config", help=f"YAML file of settings, on top of {DEFAULT_CONFIG}")
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
 
 
 def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
-    """Read ``arguments``: a file given by --config, else the project's configs/default.yaml, then the options.
+    """Read the project's configs/default.yaml, then ``arguments``: a file given by --config, and the options.
 
-    An option wins over a file wherever it stands.
+    Each wins over those before; an option over a file wherever it stands.
 
     Returns the settings and the values of the parser's other options.
 
@@ -64,7 +64,9 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
     given, options = finder.parse_known_args(arguments)
     # That of this folder, or of the project to which this source belongs, wherever its command is called.
     defaults = [file for file in (DEFAULT_CONFIG, Path(__file__).parents[2] / DEFAULT_CONFIG) if file.exists()]
-    files = given.config or [str(file) for file in defaults[:1]]
+    files = [*(str(file) for file in defaults[:1]), *given.config]
+    if {"-h", "--help"} & {*options}:
+        files = []
     for file in files:
         check_file(file)
     arguments = [text for file in files for text in ("--config", file)] + options

@@ -64,7 +64,7 @@ def update_once(
     batch: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Update the weights by the gradient of the batch; return its mean loss, and the norm of a clipped gradient."""
-    parts = config.optim.accumulation_steps
+    parts, samples = config.optim.accumulation_steps, config.data.batch_size // idist.get_world_size()
     stopwatch.begin("optimizer")
     optimizer.zero_grad()
     losses = []
@@ -73,7 +73,7 @@ def update_once(
         stopwatch.begin("forward")
         with backend.no_sync(model, enabled=part < parts - 1):
             with mixed_precision(config):
-                micro_batch = batch if parts == 1 else cut(batch, part, parts)
+                micro_batch = batch if parts == 1 else cut(batch, part, parts, samples)
                 loss = loss_of(model, micro_batch, objective) / parts
             stopwatch.begin("backward")
             scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -164,7 +164,21 @@ def mixed_precision(config: Config) -> AbstractContextManager[object]:
     return torch.autocast(idist.device().type, dtype) if dtype else nullcontext()
 
 
-def cut(batch: Any, part: int, parts: int) -> Any:
-    """Return every ``parts``-th sample of a batch of tensors, however they are nested, from ``part`` on."""
-    # Contiguous, as a whole batch is: a model may want to view it in another shape.
-    return apply_to_tensor(batch, lambda tensor: tensor[part::parts].contiguous())
+def cut(batch: Any, part: int, parts: int, samples: int | None = None) -> Any:
+    """Return every ``parts``-th sample of a batch of tensors, however they are nested, from ``part`` on.
+
+    Raises:
+        UsageError: if a tensor has not as many entries as there are samples.
+    """
+
+    def every(tensor: Tensor) -> Tensor:
+        if samples and tensor.shape[:1] != (samples,):
+            raise UsageError(
+                f"optim.accumulation_steps cuts a batch between its {samples} samples, and a tensor of the shape "
+                f"{tuple(tensor.shape)} has another number: put the samples first, or set optim.accumulation_steps to 1",
+                1,
+            )
+        # Contiguous, as a whole batch is: a model may want to view it in another shape.
+        return tensor[part::parts].contiguous()
+
+    return apply_to_tensor(batch, every)

@@ -77,6 +77,9 @@ def explain(error: BaseException) -> str:
         tried = re.search(r"ried to allocate ([\d.]+ \w+)", text)
         fix = "lower data.batch_size, or raise optim.accumulation_steps; docs/speed.md says more"
         return f"is out of memory{f' (it asked for {tried[1]} more)' if tried else ''}: {fix}"
+    if found := re.search(r"x must contain .*; found <class '([\w.]+)'>", text):
+        fix = "let collate of task/data.py return tensors, text, or lists and dicts of them"
+        return f"cannot move a batch to the device, as there is a {found[1]} in it: {fix}"
     if "Expected to have finished reduction" in text:
         fix = "let the loss use them, freeze them with requires_grad_(False), or set distributed.static_graph true"
         return f"has weights that took no part in the loss of the last step, which ddp cannot average: {fix}"

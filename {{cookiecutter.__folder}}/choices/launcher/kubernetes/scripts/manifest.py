@@ -62,10 +62,12 @@ def refuse(sentence: str) -> NoReturn:
 
 def apply(manifest: str, name: str) -> int:
     """Let kubectl apply the manifest, and say how to follow its training; return the exit code."""
+    if "image: registry.example.com/" in manifest:
+        refuse("set IMAGE to the image that the cluster pulls, as docs/kubernetes.md shows")
     code = subprocess.run(["kubectl", "apply", "-f", "-"], input=manifest, text=True, check=False).returncode
     if not code:
         label = "job-name" if "kind: Job\n" in manifest else "jobset.sigs.k8s.io/jobset-name"
-        print(f"follow it with  kubectl logs -f -l {label}={name}")
+        print(f"when its pods run, follow them with  kubectl logs -f --max-log-requests 99 -l {label}={name}")
     return code
 
 
