@@ -59,7 +59,7 @@ FILES: dict[Condition, str] = {
         src/PKG/task/settings.py
         tests/conftest.py tests/frame.py tests/test_acceleration.py tests/test_batches.py tests/test_commands.py tests/test_config.py
         tests/test_evaluation.py tests/test_faults.py tests/test_introduction.py tests/test_profiling.py tests/test_scaling.py tests/test_sweep.py tests/test_task.py tests/test_training.py
-        tests/small/__init__.py tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
+        tests/small/__init__.py tests/small/configs/default.yaml tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
         tests/small/task/objective.py tests/small/task/settings.py
         """,
     lambda answers: KEEPS_ITS_VERSION: VERSION,
@@ -130,6 +130,7 @@ EXCEPTIONS = [
     (r"cpu-.*/hardware\.py", r"Hide GPUs|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
     (r".*/distributed/backend\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
     (r".*/distributed/backend\.py", r'torch\.device\("cuda"', "one source, every device"),
+    (r".*/failures\.py", r"TORCHELASTIC_ERROR_FILE", "a launcher that other launchers start too"),
     (r".*/checks\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
     (r"gpu-horovod-.*/docs/horovod\.md", r"nccl|NCCL", "an option of Horovod's own build"),
     (
