@@ -30,7 +30,7 @@ CASES_LIMIT_S = float(os.environ.get("BAD_INPUT_S", "180"))
 ANSWER_LIMIT_S = 60
 FUZZED = settings(
     max_examples=CASES,
-    derandomize="CI" in os.environ and "BAD_INPUT_CASES" not in os.environ,
+    derandomize=bool(os.environ.get("CI")) and "BAD_INPUT_CASES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
 ONE_STEP = ["--train.max_iterations", "1", "--distributed.nproc_per_node", "1", "--train.run_dir", "runs/x"]

@@ -26,7 +26,7 @@ from .checks import batch_check, require
 from .collectives import local
 from .config import Config
 from .distributed import transport
-from .engines import AUTOCAST_TYPES, cut
+from .engines import AUTOCAST_TYPES, cut, loss_of
 from .errors import UsageError
 from .optimization import create_optimizer
 from .task.model import create_model
@@ -125,7 +125,7 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
         inputs = apply_to_tensor(batch, fake.from_tensor)
         dtype = AUTOCAST_TYPES[config.train.amp]
         with counted_activations(model, again) as activations, torch.autocast("cpu", dtype, enabled=dtype is not None):
-            loss = objective.loss(*objective.forward(model, inputs))
+            loss = loss_of(model, inputs, objective)
         loss.backward()  # type: ignore[no-untyped-call]
         parts = {
             "weights": sum(local(tensor).nbytes for tensor in (*model.parameters(), *model.buffers())),
