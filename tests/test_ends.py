@@ -154,10 +154,20 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
 
 
 def test_a_signal_while_an_end_is_noticed_does_no_harm(install: Installer, tmp_path: Path) -> None:
-    """The signal comes after the kernel has said that a process ended, before torch has heard of it."""
+    """The signal comes after the kernel has said that a process ended, before torch has heard of it.
+
+    The other process has done its work by then, and is exiting: Python has taken its handlers away.
+    """
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
     program = """
-import os, signal, sys
+import os, signal, sys, time
+
+class Lingers:
+    def __del__(self, environ=os.environ, sleep=time.sleep):
+        if environ.get("RANK") == "1":
+            sleep(2)
+
+lingers = Lingers()
 
 waited = os.waitpid
 

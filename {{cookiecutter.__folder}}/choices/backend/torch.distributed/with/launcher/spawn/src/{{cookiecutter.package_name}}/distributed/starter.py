@@ -90,6 +90,8 @@ def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, 
     early_signals.remember()
     os.environ.update(RANK=str(local_rank), LOCAL_RANK=str(local_rank))
     code = worker()
+    # Python takes handlers away while it exits: a signal passed on then would make a failure of a training that is done.
+    early_signals.ignore_stop_signals()
     with done.get_lock():
         done.value += 1
     if code == EXIT_RESUMABLE:
