@@ -55,14 +55,15 @@ def test_a_dockerfile_that_is_not_built_differs_in_what_is_not_built_from_one_th
 @pytest.mark.executed
 @pytest.mark.docker
 @pytest.mark.parametrize("target", BUILT, ids=str)
-def test_the_image_trains_without_a_network_as_a_user_who_can_write_to_runs_alone(
+def test_the_image_trains_without_a_network_as_a_user_who_can_write_to_data_and_runs_alone(
     bake: Bake, target: Target, tmp_path: Path, alone: None
 ) -> None:
     baked = bake(**target._asdict())
     project = Path(shutil.copytree(baked.path, tmp_path / "project"))
     runs = project / "runs"
-    runs.mkdir()
-    shutil.chown(runs, int(USER))
+    for folder in (runs, project / "data"):
+        folder.mkdir()
+        shutil.chown(folder, int(USER))
     *tag, here = shown(baked, "build")
     assert here == "."
     try:

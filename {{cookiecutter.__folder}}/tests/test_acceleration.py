@@ -1,14 +1,13 @@
 """What makes a step faster, or lets it need less memory, changes nothing that is learned."""
 
 import resource
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import PACKAGE, call, train
+from conftest import FOLDERS, call, run, train
 from frame import acceleration, config, distributed, errors
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -107,7 +106,7 @@ def test_a_static_graph_has_one_backward_pass_in_each_step() -> None:
 IN_A_NEW_PROCESS = """
 import resource
 import sys
-from {package}.__main__ import main
+from small.__main__ import main
 
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
@@ -137,16 +136,14 @@ def test_small_blocks_are_kept_for_the_next_step_and_large_ones_leave_no_holes(
     block_mib: int, is_kept: bool, tmp_path: Path
 ) -> None:
     """A hole that the next block does not fit into is lost: memory would grow with every step."""
-    program = IN_A_NEW_PROCESS.format(package=PACKAGE)
-    step = ["train", "--train.run_dir", str(tmp_path / "run"), "--train.max_iterations", "1"]
-    command = [sys.executable, "-c", program, str(block_mib), *step]
-    said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    assert said.returncode == 0, said.stderr
-    full, left, faults = map(int, said.stdout.rpartition("MEASURED ")[2].split())
+    step = ["train", "--train.run_dir", str(tmp_path / "run"), "--train.max_iterations", "1", *distributed.TRIAL]
+    said = run([sys.executable, "-c", IN_A_NEW_PROCESS, str(block_mib), *step], FOLDERS["small"])
+    assert said.code == 0, said.errors
+    full, left, faults = map(int, said.output.rpartition("MEASURED ")[2].split())
     pages = 4 * block_mib * 2**20 // resource.getpagesize()
     assert full >= 3 * block_mib
     if is_kept:
         # Small blocks of others come to lie in between.
-        assert left >= 3 * block_mib and faults < pages / 2, said.stdout
+        assert left >= 3 * block_mib and faults < pages / 2, said.output
     else:
-        assert left < block_mib and faults >= pages, said.stdout
+        assert left < block_mib and faults >= pages, said.output

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROJECT, call, launch, run
-from frame import distributed
+from frame import checks, connectivity, distributed
 
 
 def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
@@ -25,6 +25,16 @@ def test_the_doctor_names_the_first_thing_to_do() -> None:
     answer = call("doctor", "--train.run_dir", "/proc/nowhere")
     assert answer.code == 1
     assert answer.output.count("To do:") == 1
+
+
+def test_a_host_name_that_is_that_of_another_machine_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An address that is kept free for documents.
+    monkeypatch.setattr(connectivity, "own_address", lambda: "203.0.113.7")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(checks.free_port()))
+    answer = call("doctor", "--nnodes", "1000")
+    assert answer.code == 1
+    assert "resolves to 203.0.113.7, where this machine cannot listen (Cannot assign" in answer.errors
 
 
 def test_the_doctor_times_what_the_processes_exchange() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import FOLDERS, PROJECT, call, run
-from frame import command_line
+from frame import changes, command_line
 from jsonargparse import ArgumentParser
 
 from {{ cookiecutter.package_name }}.config import Config, to_dict
@@ -81,6 +81,26 @@ def test_a_setting_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> Non
     assert f"{file}, line 5: data stands twice: keep one" in answer.errors
     file.write_text("optim:\n  lr: 0.1\n  name: sgd\n  lr: 0.2\n")
     assert f"{file}, line 4: lr stands twice: keep one" in call("train", "--config", str(file)).errors
+
+
+@pytest.mark.parametrize(
+    ("change", "strategy", "matters"),
+    [
+        ("optim.lr 0.1 -> 0.2", "ddp", True),
+        ("data.num_workers 0 -> 2", "ddp", False),
+        ("distributed.backend gloo -> nccl", "ddp", False),
+        ("distributed.nproc_per_node 1 -> 2", "ddp", False),
+        ("distributed.nproc_per_node 1 -> 2", "local-sgd", True),
+        ("train.log_every 10 -> 20", "zero1", False),
+        ("train.log_every 10 -> 20", "local-sgd", True),
+        ("distributed.strategy ddp -> fsdp2", "fsdp2", False),
+        ("distributed.strategy local-sgd -> ddp", "ddp", True),
+        ("distributed.compression none -> powersgd", "ddp", True),
+        ("distributed.sync_batchnorm False -> True", "ddp", True),
+    ],
+)
+def test_a_change_matters_if_something_else_is_learned(change: str, strategy: str, matters: bool) -> None:
+    assert changes.changes_results(change, strategy) == matters
 
 
 HELP = """\

@@ -164,6 +164,16 @@ def test_a_file_takes_the_place_of_another_only_when_it_is_on_the_disk(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
+def test_two_processes_that_write_the_same_file_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with storage.replacing(tmp_path / "file") as slow:
+        slow.write(b"sl")
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            storage.write(tmp_path / "file", "quick")
+        slow.write(b"ow")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "slow")]
+
+
 def test_a_folder_that_is_removed_ends_the_training_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

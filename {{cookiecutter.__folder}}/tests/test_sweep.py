@@ -283,6 +283,17 @@ def test_seeds_are_trained_once_each_and_their_table_is_that_of_their_runs(
     assert (answer.code, "seed 0" in answer.output) == (0, False)
 
 
+def test_seeds_that_others_train_are_left_to_them(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:
+    plan_for({})
+    claim = trials.claim(tmp_path / "seed-0")
+    assert claim
+    with claim:
+        answer = call("seeds", "0-1", "--train.run_dir", str(tmp_path))
+    said = answer.output.splitlines()[-1]
+    assert (answer.code, said) == (0, "others are training 0: the last of them makes the table")
+    assert not (tmp_path / "seeds.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("files", "code", "sentence"),
     [

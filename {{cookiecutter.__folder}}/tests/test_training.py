@@ -113,7 +113,9 @@ def test_every_metric_has_a_panel_of_the_curves(tmp_path: Path, monkeypatch: pyt
         ("other", "epoch", "validation other"),
     ]
     # Two evaluations within an epoch.
+    records[0]["val_error"] = math.nan
     curves.draw_curves([*records, {**records[1], "iteration": 12}], tmp_path / "curves.png", "points")
+    assert [line.get_label() for line in figures[1].axes[1].get_lines()][1:] == ["best 3"]
     assert [panel.get_xlabel() for panel in figures[1].axes] == ["step"] * 3
 
 
@@ -515,6 +517,20 @@ def test_a_run_resumes_after_it_was_killed_while_it_saved(tmp_path: Path) -> Non
     # Into another folder, which has none of these files.
     other = train(tmp_path / "other", 1, "--train.epochs", "6", "--train.resume", str(tmp_path / "last_64.pt"))
     assert len(list((other.path / "checkpoints").iterdir())) == 3
+
+
+def test_a_run_that_begins_from_a_checkpoint_resumes_from_its_own(tmp_path: Path) -> None:
+    """The same command again, as after a signal: what was learned since is not thrown away."""
+    first = train(tmp_path / "run", 1, "--train.epochs", "2", "--optim.schedule", "constant")
+    older = shutil.copy(first.path / "checkpoints/last_16.pt", tmp_path)
+    settings = ("--optim.schedule", "constant", "--optim.lr", "0.001", "--train.resume", str(older))
+    begun = train(first.path, 1, "--train.epochs", "2", *settings)
+    assert (begun.summary["resumed_from"], begun.checkpoint().name) == (str(older), "last_32.pt")
+    assert "they are kept as last_32.pt.replaced" in begun.log
+    Path(older).unlink()
+    again = train(first.path, 1, "--train.epochs", "3", *settings)
+    assert again.summary["resumed_from"].endswith("run/checkpoints/last_32.pt")
+    assert [record["iteration"] for record in again.records] == [16, 32, 48]
 
 
 def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path) -> None:

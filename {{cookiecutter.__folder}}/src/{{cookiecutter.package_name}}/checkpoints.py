@@ -140,24 +140,43 @@ def on_cpu(nested: Any, done: dict[Any, Tensor], copied: bool) -> Any:
 def checkpoint_to_resume(run: RunDirectory) -> Path | None:
     """Return the checkpoint to resume from, the same on every rank, as ``train.resume`` says.
 
-    A damaged one gets another name, and the one before it is taken.
+    If that is a path, this run begins there; started again, it resumes as any other. A damaged one gets another name, and
+    the one before it is taken.
 
     Raises:
         UsageError: if the file that was asked for is not there.
     """
     resume = run.config.train.resume
     found: Path | None = None
-    if resume == "auto":
-        found = _newest(run.checkpoints) if run.writes else None
-    elif resume != "none":
-        found = Path(resume)
-        if not storage.is_checkpoint(found):
-            raise UsageError(f"train.resume {resume} is no checkpoint: choose auto, none or a checkpoint")
+    if run.writes:
+        if resume == "auto" or run.is_started_again:
+            found = _newest(run.checkpoints)
+        if not found and resume not in ("auto", "none"):
+            found = Path(resume)
     if idist.get_world_size() > 1:
         # A node with an older view of the file system must not start from another one.
         found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
         found = None if found == Path() else found
+    if found == Path(resume) and not storage.is_checkpoint(found):
+        raise UsageError(f"train.resume {resume} is no checkpoint: choose auto, none or a checkpoint")
     return found
+
+
+def put_later_ones_aside(run: RunDirectory, iteration: int) -> None:
+    """Give checkpoints of the run from after so many steps another name: it goes on without what they have learned."""
+    later = [
+        file
+        for kind in ("last", "best")
+        for file in saved_checkpoints(run.checkpoints, kind)
+        if run.writes and step_of(file) > iteration
+    ]
+    for file in later:
+        aside = file.with_name(f"{file.name}.replaced")
+        storage.remove(aside)
+        file.rename(aside)
+    if later:
+        names = ", ".join(f"{file.name}.replaced" for file in later)
+        logger.warning("the run replaces its checkpoints from after step %s: they are kept as %s", iteration, names)
 
 
 def _newest(folder: Path) -> Path | None:

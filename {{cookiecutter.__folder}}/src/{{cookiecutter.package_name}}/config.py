@@ -96,7 +96,8 @@ class TrainConfig:
     run_dir: str = "runs/default"
     """folder of the log, the metrics, the curves and the checkpoints"""
     resume: str = "auto"
-    """auto resumes from the newest checkpoint of run_dir, if there is one; none requires an empty run_dir; or a path"""
+    """auto resumes from the newest checkpoint of run_dir, if there is one; none requires an empty run_dir, whenever it is
+    started; a path is the checkpoint that the run begins from, and, started again, it resumes as with auto"""
     amp: Literal["none", "bf16", "fp16"] = "none"
     """automatic mixed precision"""
     compile: bool = False
@@ -260,16 +261,6 @@ def to_dict(config: Config) -> dict[str, dict[str, object]]:
 def to_options(settings: Mapping[str, object]) -> list[str]:
     """Return the options of a command line for settings such as ``{"train.epochs": 2}``."""
     return [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-
-
-def changed_settings(old: dict[str, dict[str, object]], new: Config) -> list[str]:
-    """List the settings of ``new`` that differ from ``old`` as ``section.field old -> new``."""
-    return [
-        f"{section}.{name} {old.get(section, {}).get(name)} -> {value}"
-        for section, values in to_dict(new).items()
-        for name, value in values.items()
-        if old.get(section, {}).get(name) != value
-    ]
 
 
 def steps_of(period: str, steps_per_epoch: int) -> int:

@@ -61,7 +61,13 @@ def meet(nnodes: int, timeout_s: float) -> int:
         fix = f"run this on {master} too, and open port {port} in its firewall"
         raise UsageError(f"{sentence}: {fix}", 1) from None
 
-    with socket.create_server((address, 0)) as server:
+    try:
+        # Nobody takes the connections out of the queue.
+        server = socket.create_server((address, 0), backlog=nnodes)
+    except OSError as error:
+        sentence = f"{host} resolves to {address}, where this machine cannot listen ({error.strerror})"
+        raise UsageError(f"{sentence}: fix /etc/hosts or the DNS, or set GLOO_SOCKET_IFNAME", 1) from None
+    with server:
         number = store.add("nodes", 1) - 1
         place = {"host": host, "address": address, "port": server.getsockname()[1]}
         store.set(f"place {number}", json.dumps(place))

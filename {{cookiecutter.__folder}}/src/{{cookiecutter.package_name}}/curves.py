@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
         panel.plot(times, values, marker=".", color="C1")
         panel.set(title=name, xlabel=unit, ylabel=f"validation {name}")
         if name == objective.SCORE:
-            best = max(values) if objective.HIGHER_IS_BETTER else min(values)
-            panel.axhline(best, color="0.7", linewidth=0.8, zorder=0, label=f"best {best:.4g}")
-            panel.legend()
+            numbers = [value for value in values if math.isfinite(value)]
+            best = (max if objective.HIGHER_IS_BETTER else min)(numbers, default=None)
+            if best is not None:
+                panel.axhline(best, color="0.7", linewidth=0.8, zorder=0, label=f"best {best:.4g}")
+                panel.legend()
     with storage.replacing(path) as file:
         figure.savefig(file, dpi=150, format="png")

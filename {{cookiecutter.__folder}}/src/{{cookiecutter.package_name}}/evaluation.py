@@ -78,7 +78,8 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config, objectiv
         pairs = predict(model, loader, config, objective, losses)
         apart = batches.reach_every_rank and not any(map(needs_all_samples, metrics.values()))
         if idist.get_world_size() == 1 or apart:
-            scorer.run(pairs, epoch_length=len(loader))
+            # To the end of ``pairs``, behind the last of them: there, a rank still serves those with more batches.
+            scorer.run(pairs)
         else:
             everyones = gather(list(pairs))
             with as_one_process():

@@ -16,7 +16,8 @@ import yaml
 
 from . import collectives, distributed, storage
 from .background import Background
-from .config import Config, changed_settings, to_dict
+from .changes import changed_settings, changes_results
+from .config import Config, to_dict
 from .curves import draw_curves
 from .distributed import hardware, launcher
 from .errors import UsageError
@@ -26,10 +27,6 @@ from .tracking import Tracking
 logger = logging.getLogger(__package__)
 
 Record = dict[str, Any]
-
-# Settings that change where and how fast a training runs, not what it learns.
-OF_TRAIN = ("resume", "run_dir", "log_every", "async_save")
-HARMLESS = ("distributed.", "data.num_workers ", *(f"train.{name} " for name in OF_TRAIN))
 
 
 class RunDirectory:
@@ -52,6 +49,8 @@ class RunDirectory:
         self.writes = idist.get_rank() == 0
         self.started = time.perf_counter()
         self.changes: list[str] = []
+        self.is_started_again = False
+        """with the same ``train.resume`` as before; only rank 0 knows"""
         self.warnings: list[str] = []
         self.lock: IO[str] | None = None
         self.background = Background()
@@ -69,6 +68,7 @@ class RunDirectory:
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
                 self.changes = self._compare((path / "config.yaml").read_text(errors="replace"))
+                self.is_started_again = not any(change.startswith("train.resume ") for change in self.changes)
             elif storage.saved_checkpoints(self.checkpoints, "last"):
                 text = "is gone: it is written again with these settings, whether they have changed or not"
                 self.warnings.append(f"{path / 'config.yaml'} {text}")
@@ -132,7 +132,7 @@ class RunDirectory:
             UsageError: with the settings that differ.
         """
         refusal = ""
-        if self.changes and any(not change.startswith(HARMLESS) for change in self.changes):
+        if any(changes_results(change, self.config.distributed.strategy) for change in self.changes):
             changes = ", ".join(self.changes)
             fix = "choose another train.run_dir, or raise train.epochs to train this one longer"
             refusal = f"{self.path} is finished, with other settings ({changes}): {fix}"

@@ -133,17 +133,20 @@ def measure(
         "train.log_every": steps + WARM_UP,
         "train.profile": "basic",
     }
-    started = time.monotonic()
+    started, what = time.monotonic(), f"{name_of(*world)} with batches of {batch_size}"
     # A measurement is no run for a tracker.
     start = start._replace(variables={**start.variables, SWITCH: "off"})
     with begin(start, [*settings, *to_options(options)], subprocess.PIPE) as process:
         try:
             said, _ = process.communicate(timeout=start.limit_s)
-        except BaseException:
+        except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                said = f"still training after {error.timeout / 60:.0f} minutes: lower --steps"
+                raise UsageError(f"{what}: {said}", 1) from None
             raise
     if process.returncode:
-        raise UsageError(f"{world[1]} processes with batches of {batch_size}: {reason(said)}", 1)
+        raise UsageError(f"{what}: {reason(said)}", 1)
     about: dict[str, Any] = json.loads((run / "profile" / "profile.json").read_text())
     step, wall = about["step_milliseconds"], time.monotonic() - started
     share = about["milliseconds"]["exchange"] / step

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from . import storage, trials
-from .config import EXIT_RESUMABLE, Config, changed_settings
+from .changes import changed_settings, changes_results
+from .config import EXIT_RESUMABLE, Config
 from .errors import UsageError
-from .run_directory import HARMLESS
 from .task import objective
 from .tracking import flat
 
@@ -46,7 +46,7 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
     Raises:
         UsageError: if the settings cannot work, or the runs differ in more than their seeds.
     """
-    folder, failed = Path(config.train.run_dir), False
+    folder, failed, busy = Path(config.train.run_dir), False, list[str]()
     if asked:
         numbers, command = numbers_in(asked), trials.command_of_each(here)
         if command is None:
@@ -56,7 +56,10 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
         with trials.stop_signals() as signals:
             for seed in numbers:
                 run = folder / f"seed-{seed}"
-                if is_trained(run, config) or not (claim := trials.claim(run)):
+                if is_trained(run, config):
+                    continue
+                if not (claim := trials.claim(run)):
+                    busy.append(str(seed))
                     continue
                 print(f"seed {seed}", flush=True)
                 with claim:
@@ -69,7 +72,10 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
                 if ended.code:
                     failed = True
                     print(f"seed {seed} failed: {ended.why}; see {run / trials.OUTPUT}", flush=True)
-    show(folder)
+    if busy:
+        print(f"others are training {', '.join(busy)}: the last of them makes the table")
+    else:
+        show(folder)
     return int(failed)
 
 
@@ -90,7 +96,8 @@ def is_trained(run: Path, config: Config) -> bool:
     if not (run / "summary.json").exists() or not (run / "config.yaml").exists():
         return False
     changes = changed_settings(yaml.safe_load((run / "config.yaml").read_text()), config)
-    return all(change.startswith((*HARMLESS, "train.seed ")) for change in changes)
+    strategy = config.distributed.strategy
+    return not any(changes_results(one, strategy) for one in changes if not one.startswith("train.seed "))
 
 
 def spread(folder: Path) -> list[Spread]:
@@ -103,8 +110,14 @@ def spread(folder: Path) -> list[Spread]:
     if not runs:
         raise UsageError(f"{folder} holds no finished run of a seed: name some, such as 0-4", 1)
     first, *others = (flat(yaml.safe_load((run / "config.yaml").read_text())) for run in runs)
-    names = {name for other in others for name in first if first[name] != other.get(name)} - {"train.seed"}
-    if names := {name for name in names if not f"{name} ".startswith(HARMLESS)}:
+    differ = {
+        name: f"{name} {first[name]} -> {one.get(name)}"
+        for one in others
+        for name in first
+        if first[name] != one.get(name)
+    }
+    strategy = first.get("distributed.strategy", "ddp")
+    if names := {name for name in differ.keys() - {"train.seed"} if changes_results(differ[name], strategy)}:
         raise UsageError(f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone")
     numbers = [dict(numbers_of(json.loads((run / "summary.json").read_text()))) for run in runs]
     rows = []

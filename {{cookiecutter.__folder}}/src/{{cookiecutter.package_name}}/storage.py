@@ -40,7 +40,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         UsageError: if it cannot be written; ``path`` is as it was before.
     """
-    draft = draft_of(path)
+    # Others may be writing it too.
+    draft = draft_of(path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}"))
     try:
         with draft.open("wb") as file:
             yield file
@@ -150,7 +151,7 @@ def _flush_folder(folder: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> UsageError:
     """Return the sentence for a file that cannot be written in the middle of a training."""
-    fix = "make room for it there, or choose another train.run_dir; older checkpoints are whole"
+    fix = "make room for it there, or choose another folder; what was written before is whole"
     if not path.parent.exists():
         fix = "somebody has removed its folder; start again"
     return UsageError(f"{path} cannot be written ({error.strerror}): {fix}", 1)

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from . import storage, trials
-from .config import EXIT_RESUMABLE, PACKAGE, Config, changed_settings
+from .changes import changed_settings, changes_results
+from .config import EXIT_RESUMABLE, PACKAGE, Config
 from .distributed import launcher
 from .errors import UsageError
 from .launch import planned_size, size_here
 from .ranges import Range, Values, check_ranges, read_ranges
-from .run_directory import HARMLESS
 from .task import objective
 
 SCORE = f"val_{objective.SCORE}"
@@ -111,7 +111,8 @@ class Sweep:
         if not all(file.exists() for file in files):
             return
         settings, old = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
-        changes = [change for change in changed_settings(settings, config) if not change.startswith(HARMLESS)]
+        strategy = config.distributed.strategy
+        changes = [change for change in changed_settings(settings, config) if changes_results(change, strategy)]
         new = self.plain_ranges()
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         changes += [f"{name} {old.get(name)} -> {new.get(name)}" for name in names]

@@ -104,6 +104,8 @@ def train(run: RunDirectory, config: Config) -> int:
         checkpoints.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
         checkpoints.take_stock(run.checkpoints, save_last, save_best)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
+        if resumed_from == Path(config.train.resume):
+            checkpoints.put_later_ones_aside(run, trainer.state.iteration)
         if trainer.state.epoch_length != len(batches):
             raise UsageError(
                 f"an epoch of {resumed_from} has {trainer.state.epoch_length} steps, with these settings it has "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import re
 import shutil
@@ -50,6 +49,14 @@ def test_a_folder_is_as_good_as_its_training_said(sharded: Run, tmp_path: Path) 
         torch.testing.assert_close(exported[name], weight)
 
 
+def test_ranks_with_different_numbers_of_batches_evaluate_together(tmp_path: Path) -> None:
+    """The hidden layer is gathered by itself, in each batch, also by the rank that has one batch less."""
+    settings = ("--task.val_size", "600", "--task.width", "512", "--train.max_iterations", "2")
+    both = train(tmp_path / "both", 2, *FSDP2, *settings)
+    alone = train(tmp_path / "alone", 1, *FSDP2, *settings)
+    assert both.records[-1]["val_error"] == pytest.approx(alone.records[-1]["val_error"], rel=1e-3)
+
+
 def test_a_damaged_folder_is_put_aside_and_the_one_before_resumes(sharded: Run, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sharded.path, tmp_path / "run"))
     file = folder / "checkpoints/last_32/__1_0.distcp"
@@ -64,21 +71,27 @@ def test_a_damaged_folder_is_put_aside_and_the_one_before_resumes(sharded: Run, 
     assert left == ["last_32", "last_32.damaged", "last_48"]
 
 
-def test_nothing_that_somebody_has_put_into_a_folder_is_run(sharded: Run, tmp_path: Path) -> None:
-    class Harm:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "harm"),)
+@pytest.mark.parametrize("way", ["mkdir", "os.mkdir"])
+def test_nothing_that_somebody_has_put_into_a_folder_is_run(way: str, sharded: Run, tmp_path: Path) -> None:
+    """Neither by its own name nor as a part of a module that torch's has imported."""
+    harm = tmp_path / "harm"
+    module = {"mkdir": "posix", "os.mkdir": Metadata.__module__}[way]
+    words = (module, way, str(harm))
+    pushed = b"".join(pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in words[:2])
+    argument = pickle.BINUNICODE + len(words[2]).to_bytes(4, "little") + words[2].encode()
+    called = pickle.STACK_GLOBAL + argument + pickle.TUPLE1 + pickle.REDUCE + pickle.STOP
+    program = pickle.PROTO + b"\x04" + pushed + called
 
     folder = Path(shutil.copytree(sharded.path, tmp_path / "run"))
     checkpoint = folder / "checkpoints/last_32"
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(Harm()))
+    (checkpoint / ".metadata").write_bytes(program)
     checksums = json.loads((checkpoint / storage.CHECKSUMS).read_text())
     checksums[".metadata"] = storage.checksum(checkpoint / ".metadata")
     (checkpoint / storage.CHECKSUMS).write_text(json.dumps(checksums))
     refused = call("evaluate", "--checkpoint", str(checkpoint), *ONE)
     assert (refused.code, refused.errors.count("\n")) == (2, 1), refused.errors
     assert re.search(r"last_32 is not a checkpoint of this model \(.*mkdir does not belong into it", refused.errors)
-    assert not (tmp_path / "harm").exists()
+    assert not harm.exists()
 
 
 def test_an_index_is_read_that_names_a_member_of_an_enumeration_as_some_versions_of_python_do() -> None:

@@ -7,11 +7,9 @@ checksums of all files in checksums.json. Any number of processes, and any strat
 from __future__ import annotations
 
 import atexit
-import ctypes
 import inspect
 import json
 import pickle
-import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -22,9 +20,9 @@ import ignite.distributed as idist
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load as read_shards
 from torch.distributed.checkpoint.state_dict_saver import save as write_shards
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -33,7 +31,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from . import collectives, storage
+from . import collectives, host_memory, storage
 
 # A module of a list is gathered by itself if it has so many weights: fewer are not worth an exchange of their own.
 LEAST_NUMEL = 2**18
@@ -50,10 +48,9 @@ IN_AN_INDEX = (
 
 def shard(model: nn.Module) -> nn.Module:
     """Give every rank a part of the weights of rank 0, on its device, where no more than one module is as a whole."""
-    if idist.device().type == "cpu" and platform.libc_ver()[0] == "glibc":
-        # Else it keeps for itself what was gathered: each step would need more of the system's memory.
-        m_mmap_threshold = -3
-        ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**18)
+    if idist.device().type == "cpu":
+        # Else the C library keeps what was gathered: each step would need more of the system's memory.
+        host_memory.return_freed_memory()
     device = idist.device()
     mesh = mesh_of(device.type, idist.get_world_size())
     share_out_weights(model, mesh, device)
@@ -232,17 +229,17 @@ def shared_out(nested: Any, name: str, live: Mapping[str, Tensor]) -> Any:
 class Reader(FileSystemReader):
     """Reads the index of a folder without running code that somebody may have put there, as pickle would."""
 
-    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **options: Any) -> metadata.Metadata:
         """Return the index.
 
         Raises:
             UnpicklingError: if it holds something else.
         """
         with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = Index(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+            index: metadata.Metadata = Index(file).load()
+        index.storage_meta = index.storage_meta or metadata.StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index
 
 
 class Index(pickle.Unpickler):
@@ -253,7 +250,10 @@ class Index(pickle.Unpickler):
             # So some versions of Python, such as 3.11.2, write a member of an enumeration.
             return member
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_type or module == Metadata.__module__ or (module, name) in IN_AN_INDEX:
+        # Not what that module has imported, of which pickle would also take a part: os.system.
+        part = vars(metadata).get(name) if module == metadata.__name__ else None
+        is_part = isinstance(part, type) and part.__module__ == module
+        if is_type or is_part or (module, name) in IN_AN_INDEX:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into it")
 

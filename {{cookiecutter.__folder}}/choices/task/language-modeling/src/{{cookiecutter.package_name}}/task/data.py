@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import collectives
+from .. import collectives, storage
 from ..errors import UsageError
 from .settings import TaskConfig
 
@@ -83,9 +83,8 @@ def _source_code_of_python(folder: Path) -> Path:
         modules = sorted(file for file in library.rglob("*.py") if not INSTALLED & set(file.parts))
         random.Random(0).shuffle(modules)
         folder.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".part")
-        draft.write_bytes(b"".join(module.read_bytes() for module in modules))
-        draft.replace(file)
+        with storage.replacing(file) as text:
+            text.writelines(module.read_bytes() for module in modules)
 
     collectives.local_rank_zero_first(write, "write the text")
     return file
