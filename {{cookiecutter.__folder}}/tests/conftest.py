@@ -84,16 +84,21 @@ def looked_at_this_machine() -> None:
     reason_not_to_start(1)
 
 
+def settings_here(*settings: str) -> Any:
+    """Return all settings of a trial on this machine, which may lack the hardware."""
+    parser = ArgumentParser(exit_on_error=False)
+    command_line.add_settings(parser)
+    with working_in(FOLDERS["small"]):
+        config, _ = command_line.parse(parser, [*settings, *distributed.TRIAL])
+    return distributed.resolve(config)
+
+
 @lru_cache
 def reason_not_to_start(processes: int) -> str:
     """Return why so many processes of this project cannot run on this machine, or nothing."""
-    parser = ArgumentParser(exit_on_error=False)
-    command_line.add_settings(parser)
     nproc = ["--distributed.nproc_per_node", str(processes), "--data.batch_size", str(processes)]
-    with working_in(FOLDERS["small"]):
-        settings, _ = command_line.parse(parser, [*nproc, *distributed.TRIAL])
     # These processes need this machine alone, not the cluster.
-    examined = doctor.examine(distributed.resolve(settings), [processes])
+    examined = doctor.examine(settings_here(*nproc), [processes])
     needed = (check for check in examined if check.name != "cluster")
     return next((f"{check.found}: {check.fix}" for check in needed if not check.ok), "")
 

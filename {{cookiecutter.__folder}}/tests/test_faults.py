@@ -4,18 +4,31 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import re
 import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import FOLDERS, call, reason_not_to_start, run, train
-from frame import batches, checkpoints, distributed, errors, objective, storage
+from frame import (
+    background,
+    batches,
+    checkpoints,
+    config,
+    copies,
+    distributed,
+    errors,
+    handlers,
+    objective,
+    storage,
+)
 
 ONE = ("--distributed.nproc_per_node", "1")
 # Whose course does not depend on its length.
@@ -83,6 +96,49 @@ def test_a_full_disk_leaves_the_older_checkpoints(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "2")
     parts = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "2")
     assert parts.records[-1]["val_loss"] == whole.records[-1]["val_loss"]
+
+
+def test_copies_use_the_memory_of_the_last_ones() -> None:
+    kept = copies.Copies()
+    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=torch.long)}
+    first = copies.on_cpu({**weights, "shared": weights["a"]}, {}, kept.begin())
+    assert first["shared"] is first["a"]
+    weights["a"].mul_(2)
+    assert first["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    second = copies.on_cpu(weights, {}, kept.begin())
+    assert second["a"].data_ptr() == first["a"].data_ptr()
+    assert second["a"].equal(weights["a"]) and second["b"].equal(weights["b"])
+    # What has become of another size.
+    third = copies.on_cpu({"a": torch.zeros(4), "b": weights["b"]}, {}, kept.begin())
+    assert third["a"].shape == (4,) and third["b"].data_ptr() == second["b"].data_ptr()
+
+
+def test_a_checkpoint_is_not_overwritten_by_the_next_one_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[float] = []
+    begun = threading.Event()
+
+    def slow(content: Mapping[str, Any], path: Path, outdated: list[Path]) -> None:
+        begun.wait(timeout=0.5)
+        written.append(content["weight"].item())
+
+    monkeypatch.setattr(checkpoints, "write", slow)
+    beside = background.Background()
+    run: Any = SimpleNamespace(checkpoints=tmp_path, writes=True, background=beside, config=config.Config())
+    saver = checkpoints.Saver(run)
+    for value in (1.0, 2.0, 3.0):
+        saver({"weight": torch.tensor(value)}, f"last_{value:.0f}.pt")
+    beside.wait()
+    assert written == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_weights_are_numbers_unless_one_of_them_is_none(broken: float) -> None:
+    weights = [torch.ones(3), torch.full((4,), 3e38), torch.ones(2, dtype=torch.bfloat16), torch.empty(0)]
+    assert handlers.are_finite(weights) and handlers.are_finite([])
+    weights[2][1] = broken
+    assert not handlers.are_finite(weights)
 
 
 def test_a_checkpoint_is_that_of_its_step_although_it_is_written_during_later_ones(

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import FOLDERS, Run, call, run, train
+from conftest import FOLDERS, Run, call, run, settings_here, train
 from frame import (
     NO_DATA,
     backend,
@@ -173,8 +173,7 @@ def test_weights_that_are_averaged_now_and_then_learn_too(trained: Run, tmp_path
 @pytest.mark.parametrize("compression", ["fp16", "bf16", "powersgd"])
 def test_gradients_travel_in_fewer_bytes_or_the_backend_refuses(alone: Run, tmp_path: Path, compression: str) -> None:
     settings = ("--distributed.compression", compression)
-    used = distributed.resolve(config.Config())
-    if compression not in distributed.transport.COMPRESSIONS[used.distributed.backend]:
+    if compression not in distributed.transport.COMPRESSIONS[settings_here().distributed.backend]:
         answer = call("train", *settings)
         assert answer.code == 2
         assert "choose distributed.compression none" in answer.errors

@@ -20,9 +20,10 @@ class Background:
         self._worker = ThreadPoolExecutor(1, initializer=_step_back)
         self._begun: deque[Future[object]] = deque()
 
-    def begin(self, work: Callable[[], object]) -> None:
+    def begin(self, work: Callable[[], object]) -> Future[object]:
         """Do ``work`` when all that was begun before is done."""
         self._begun.append(self._worker.submit(work))
+        return self._begun[-1]
 
     def check(self) -> None:
         """Look at what is done by now.

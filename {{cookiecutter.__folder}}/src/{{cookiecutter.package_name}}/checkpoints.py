@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
 import logging
 import pickle
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import torch
 from ignite.engine import Engine
 from ignite.handlers import Checkpoint
 from ignite.handlers.checkpoint import BaseSaveHandler
-from torch import Tensor, nn
+from torch import nn
 
 from . import collectives, storage
+from .copies import Copies, on_cpu
 from .distributed import hardware, transport
 from .errors import UsageError
 from .run_directory import RunDirectory, score
@@ -67,6 +68,8 @@ class Saver(BaseSaveHandler):
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.outdated: list[str] = []
+        self.copies = Copies()
+        self.begun: Future[object] | None = None
 
     def __call__(self, checkpoint: Mapping[str, Any], filename: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Write ``checkpoint``, or begin to; every rank must call it.
@@ -84,13 +87,14 @@ class Saver(BaseSaveHandler):
         # A rank that writes nothing may have to take part in what the weights are computed from.
         hardware.synchronize()
         if self.run.writes:
-            asynchronous = self.run.config.train.async_save
-            content = on_cpu(checkpoint, {}, copied=asynchronous)
-            work = partial(write, content, path, outdated)
-            if asynchronous:
-                self.run.background.begin(work)
-            else:
-                work()
+            if not self.run.config.train.async_save:
+                write(on_cpu(checkpoint, {}), path, outdated)
+                return
+            if self.begun:
+                # Its copies are still being written.
+                wait([self.begun])
+            content = on_cpu(checkpoint, {}, self.copies.begin())
+            self.begun = self.run.background.begin(partial(write, content, path, outdated))
 
     def remove(self, filename: str) -> None:
         """Remember to remove ``filename``: ignite asks for that before it gives the new checkpoint."""
@@ -112,29 +116,6 @@ def remove_all(paths: list[Path]) -> None:
     """Remove files or folders."""
     for path in paths:
         storage.remove(path)
-
-
-def on_cpu(nested: Any, done: dict[Any, Tensor], copied: bool) -> Any:
-    """Return nested containers with their tensors on the CPU; if ``copied``, as they are now, whatever becomes of them.
-
-    ``done`` are those that were moved already: weights that two modules share are written once.
-    """
-    if isinstance(nested, Tensor):
-        # Not every device tells addresses.
-        place = id(nested) if nested.device.type == "xla" else nested.data_ptr()
-        key = (place, nested.shape, nested.stride(), nested.dtype)
-        if key not in done:
-            done[key] = nested.detach().to("cpu", copy=copied)
-        return done[key]
-    if isinstance(nested, Mapping):
-        # With the attributes that torch gives a state dict.
-        result: Any = copy.copy(nested)
-        for name, part in nested.items():
-            result[name] = on_cpu(part, done, copied)
-        return result
-    if isinstance(nested, list | tuple):
-        return type(nested)(on_cpu(part, done, copied) for part in nested)
-    return nested
 
 
 def checkpoint_to_resume(run: RunDirectory) -> Path | None:

@@ -18,7 +18,7 @@ import torch
 from ignite.engine import Engine, Events
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 
 from . import collectives, early_signals, storage
 from .distributed import hardware, launcher
@@ -113,15 +113,24 @@ def _bar() -> Progress:
     return bar
 
 
+@torch.no_grad()
+def are_finite(weights: list[Tensor]) -> bool:
+    """Tell whether all weights are numbers; there is one wait for the device, however many weights there are."""
+    if not weights:
+        return True
+    # A sum is quicker, and no number if one of them is none, or if it is too large itself.
+    if bool(torch.stack([weight.sum().isfinite() for weight in weights]).all()):
+        return True
+    return bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+
+
 def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Module | None = None) -> None:
     """Refuse to continue, and to save, with a loss or weights of a model that are not numbers.
 
     Raises:
         UsageError: on every rank, as the loss is that of all.
     """
-    # One wait for the device, however many weights there are.
-    weights = [collectives.local(weight).isfinite().all() for weight in model.parameters()] if model else []
-    broken = bool(weights) and not bool(torch.stack(weights).all())
+    broken = model is not None and not are_finite([collectives.local(weight) for weight in model.parameters()])
     if model and collectives.is_shared_out(model):
         broken = collectives.all_reduce_any(broken)
     if math.isfinite(loss) and not broken:
