@@ -44,7 +44,10 @@ REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
 # others what the same source could fail with them.
 WITH_OWN_TESTS = {
-    Target("cpu", "gloo", "torchrun"): ("--ignore=tests/test_acceleration.py", "--ignore=tests/test_scaling.py"),
+    Target("cpu", "gloo", "torchrun"): (
+        "--ignore=tests/test_acceleration.py",
+        "--ignore=tests/test_scaling.py",
+    ),
     # Its tests say that this machine has no GPU.
     Target("gpu", "nccl", "torchrun"): ("tests/test_acceleration.py", "tests/test_scaling.py"),
     # It exchanges as the first one does.
