@@ -53,7 +53,15 @@ def meet(nnodes: int, timeout_s: float) -> int:
 
     is_master = _is_mine(master_address)
     try:
-        store = TCPStore(master, port, is_master=is_master, timeout=timedelta(seconds=limit_s), wait_for_workers=False)
+        # Without libuv, which Debian's torch is built without.
+        store = TCPStore(
+            master,
+            port,
+            is_master=is_master,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            use_libuv=False,
+        )
     except (DistNetworkError, DistStoreError) as error:
         if is_master:
             raise UsageError(f"{host} cannot listen on port {port} ({error}): choose another MASTER_PORT", 1) from None

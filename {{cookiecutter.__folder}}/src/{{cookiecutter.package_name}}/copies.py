@@ -27,13 +27,13 @@ class Copies:
 
     def take(self, tensor: Tensor) -> Tensor:
         """Return a copy of a tensor, on the CPU."""
-        # These know best how they are copied: types of somebody's own, sparse tensors, those of XLA.
+        # These know best how they are copied: types of somebody's own, sparse tensors, those of some devices.
         if type(tensor) is not Tensor or tensor.layout != torch.strided or tensor.device.type == "xla":
             return tensor.to("cpu", copy=True)
         place, self._used = self._used, self._used + 1
         kept = self._kept[place] if place < len(self._kept) else None
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
-            kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            kept = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
             self._kept[place : place + 1] = [kept]
         return kept.copy_(tensor)
 
