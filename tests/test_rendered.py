@@ -94,7 +94,7 @@ PLACES = {question: f"{VERSION if KEEPS_ITS_VERSION else ''} {names}" for questi
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
     r"src/\w+/distributed/(hardware|transport|backend|starter|launcher)\.py|scripts/(?!train\.sh).*|docs/(?!your-own-task|updating).*"
-    r"|\.github/.*|\.gitignore|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
+    r"|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
 )
 # Words of a target, and who may say them.
 WORDS: dict[str, Callable[[Target], bool]] = {
