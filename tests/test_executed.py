@@ -159,9 +159,8 @@ def test_the_target_trains_evaluates_and_resumes(
         assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
         log = (project.path / "runs/levers/log.txt").read_text()
         assert re.search(r"the first step compiles .*\n.*the first step, which .*, took", log), log
-    if target in (REPRESENTATIVE, *WITH_OWN_TESTS):
-        check_defaults(project, target, processes, trial)
     if target in WITH_OWN_TESTS:
+        check_defaults(project, target, processes, trial)
         print(project.succeed("python3", "-m", "pytest", "-q", *WITH_OWN_TESTS[target], limit_s=1500))
     elif target.launcher in ON_NODES and not stand_in:
         # What they say to settings goes through the launcher, wherever they are called.
@@ -794,8 +793,8 @@ def test_the_tracker_and_the_notebook_show_a_training(install: Installer, tmp_pa
             assert record["bytes_of_ranks"] == [4 * k * others // n] * n
         busiest = 2 * k * others if way == "master" else 4 * k * others // n
         if k >= 2**20 and record["bytes_of_connections"]:
-            # It also counts the heads of the library's messages, and may count what is still on its way.
-            assert max(record["bytes_of_connections"]) == pytest.approx(busiest, rel=0.02), record
+            # It also counts the heads of the library's messages, and a barrier.
+            assert busiest < max(record["bytes_of_connections"]) < 1.01 * busiest, record
     # One process and many take the same steps.
     assert found["losses"].keys() == {"1", "2", "4", "8"}
     for losses in found["losses"].values():

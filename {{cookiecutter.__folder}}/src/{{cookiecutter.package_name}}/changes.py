@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import Config, to_dict
+Settings = dict[str, dict[str, object]]
 
 # Settings that change where and how fast a training runs, not what it learns; three more depend on the strategy.
 HARMLESS = {
@@ -12,11 +12,11 @@ HARMLESS = {
 }
 
 
-def changed_settings(old: dict[str, dict[str, object]], new: Config) -> list[str]:
+def changed_settings(old: Settings, new: Settings) -> list[str]:
     """List the settings of ``new`` that differ from ``old`` as ``section.field old -> new``."""
     return [
         f"{section}.{name} {old.get(section, {}).get(name)} -> {value}"
-        for section, values in to_dict(new).items()
+        for section, values in new.items()
         for name, value in values.items()
         if old.get(section, {}).get(name) != value
     ]

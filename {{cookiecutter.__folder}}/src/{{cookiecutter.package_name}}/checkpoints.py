@@ -151,12 +151,8 @@ def put_later_ones_aside(run: RunDirectory, iteration: int) -> None:
         for file in saved_checkpoints(run.checkpoints, kind)
         if run.writes and step_of(file) > iteration
     ]
-    for file in later:
-        aside = file.with_name(f"{file.name}.replaced")
-        storage.remove(aside)
-        file.rename(aside)
-    if later:
-        names = ", ".join(f"{file.name}.replaced" for file in later)
+    names = ", ".join(_put_aside(file, "replaced") for file in later)
+    if names:
         logger.warning("the run replaces its checkpoints from after step %s: they are kept as %s", iteration, names)
 
 
@@ -165,19 +161,26 @@ def _newest(folder: Path) -> Path | None:
     files = saved_checkpoints(folder, "last")
     damaged: list[str] = []
     while files and (damage := storage.damage(files[-1])):
-        damaged.append(_put_aside(files.pop(), damage))
+        damaged.append(_put_damaged_aside(files.pop(), damage))
     if damaged:
         logger.warning("%s: this run resumes from %s", "; ".join(damaged), files[-1] if files else "its beginning")
     for file in saved_checkpoints(folder, "best"):
         if damage := storage.damage(file):
-            logger.warning("%s: the best one is lost", _put_aside(file, damage))
+            logger.warning("%s: the best one is lost", _put_damaged_aside(file, damage))
     return files[-1] if files else None
 
 
-def _put_aside(file: Path, damage: str) -> str:
-    """Give a damaged file another name; return what is to be said of it."""
-    file.rename(file.with_name(f"{file.name}.damaged"))
-    return f"{file} is damaged ({damage}), and renamed to {file.name}.damaged"
+def _put_damaged_aside(file: Path, damage: str) -> str:
+    """Give a damaged checkpoint another name; return what is to be said of it."""
+    return f"{file} is damaged ({damage}), and renamed to {_put_aside(file, 'damaged')}"
+
+
+def _put_aside(checkpoint: Path, why: str) -> str:
+    """Rename a checkpoint, in the place of an older one that was put aside; return its new name."""
+    aside = checkpoint.with_name(f"{checkpoint.name}.{why}")
+    storage.remove(aside)
+    checkpoint.rename(aside)
+    return aside.name
 
 
 def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:

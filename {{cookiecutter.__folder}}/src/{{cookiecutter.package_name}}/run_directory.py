@@ -85,7 +85,7 @@ class RunDirectory:
     def _compare(self, text: str) -> list[str]:
         """Return how the settings differ from those in ``text``; where it is broken, warn and return none."""
         try:
-            return changed_settings(dict(yaml.safe_load(text)), self.config)
+            return changed_settings(dict(yaml.safe_load(text)), to_dict(self.config))
         except (yaml.YAMLError, AttributeError, TypeError, ValueError):
             self.warnings.append(f"{self.path / 'config.yaml'} is damaged: it is written again with these settings")
             return []

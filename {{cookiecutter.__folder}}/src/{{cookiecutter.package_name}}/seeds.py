@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from . import storage, trials
-from .changes import changed_settings, changes_results
-from .config import EXIT_RESUMABLE, Config
+from .changes import Settings, changed_settings, changes_results
+from .config import EXIT_RESUMABLE, Config, to_dict
 from .errors import UsageError
 from .task import objective
-from .tracking import flat
 
 
 class Spread(NamedTuple):
@@ -95,9 +94,15 @@ def is_trained(run: Path, config: Config) -> bool:
     """Tell whether a run has been trained to its end with these settings; with others, the training says what to do."""
     if not (run / "summary.json").exists() or not (run / "config.yaml").exists():
         return False
-    changes = changed_settings(yaml.safe_load((run / "config.yaml").read_text()), config)
+    changes = changed_settings(settings_of(run), to_dict(config))
     strategy = config.distributed.strategy
     return not any(changes_results(one, strategy) for one in changes if not one.startswith("train.seed "))
+
+
+def settings_of(run: Path) -> Settings:
+    """Return the settings of a run."""
+    settings: Settings = yaml.safe_load((run / "config.yaml").read_text())
+    return settings
 
 
 def spread(folder: Path) -> list[Spread]:
@@ -109,15 +114,11 @@ def spread(folder: Path) -> list[Spread]:
     runs = [file.parent for file in sorted(folder.glob("seed-*/summary.json"))]
     if not runs:
         raise UsageError(f"{folder} holds no finished run of a seed: name some, such as 0-4", 1)
-    first, *others = (flat(yaml.safe_load((run / "config.yaml").read_text())) for run in runs)
-    differ = {
-        name: f"{name} {first[name]} -> {one.get(name)}"
-        for one in others
-        for name in first
-        if first[name] != one.get(name)
-    }
-    strategy = first.get("distributed.strategy", "ddp")
-    if names := {name for name in differ.keys() - {"train.seed"} if changes_results(differ[name], strategy)}:
+    first, *others = map(settings_of, runs)
+    strategy = str(first.get("distributed", {}).get("strategy"))
+    changes = [change for other in others for change in changed_settings(other, first)]
+    names = {change.partition(" ")[0] for change in changes if changes_results(change, strategy)}
+    if names := names - {"train.seed"}:
         raise UsageError(f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone")
     numbers = [dict(numbers_of(json.loads((run / "summary.json").read_text()))) for run in runs]
     rows = []

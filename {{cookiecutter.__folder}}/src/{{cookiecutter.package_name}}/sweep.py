@@ -19,7 +19,7 @@ from rich.table import Table
 
 from . import storage, trials
 from .changes import changed_settings, changes_results
-from .config import EXIT_RESUMABLE, PACKAGE, Config
+from .config import EXIT_RESUMABLE, PACKAGE, Config, to_dict
 from .distributed import launcher
 from .errors import UsageError
 from .launch import planned_size, size_here
@@ -112,7 +112,8 @@ class Sweep:
             return
         settings, old = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
         strategy = config.distributed.strategy
-        changes = [change for change in changed_settings(settings, config) if changes_results(change, strategy)]
+        changed = changed_settings(settings, to_dict(config))
+        changes = [change for change in changed if changes_results(change, strategy)]
         new = self.plain_ranges()
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         changes += [f"{name} {old.get(name)} -> {new.get(name)}" for name in names]

@@ -71,17 +71,14 @@ def test_a_damaged_folder_is_put_aside_and_the_one_before_resumes(sharded: Run, 
     assert left == ["last_32", "last_32.damaged", "last_48"]
 
 
-@pytest.mark.parametrize("way", ["mkdir", "os.mkdir"])
-def test_nothing_that_somebody_has_put_into_a_folder_is_run(way: str, sharded: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "name"), [("posix", "mkdir"), (Metadata.__module__, "os.mkdir")])
+def test_nothing_that_somebody_has_put_into_a_folder_is_run(
+    module: str, name: str, sharded: Run, tmp_path: Path
+) -> None:
     """Neither by its own name nor as a part of a module that torch's has imported."""
     harm = tmp_path / "harm"
-    module = {"mkdir": "posix", "os.mkdir": Metadata.__module__}[way]
-    words = (module, way, str(harm))
-    pushed = b"".join(pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode() for word in words[:2])
-    argument = pickle.BINUNICODE + len(words[2]).to_bytes(4, "little") + words[2].encode()
-    called = pickle.STACK_GLOBAL + argument + pickle.TUPLE1 + pickle.REDUCE + pickle.STOP
-    program = pickle.PROTO + b"\x04" + pushed + called
-
+    # Since protocol 4, pickle takes parts of what a module has: the global, called with one string.
+    program = b"\x80\x04" + f"c{module}\n{name}\n(V{harm}\ntR.".encode()
     folder = Path(shutil.copytree(sharded.path, tmp_path / "run"))
     checkpoint = folder / "checkpoints/last_32"
     (checkpoint / ".metadata").write_bytes(program)
