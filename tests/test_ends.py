@@ -122,6 +122,66 @@ def test_no_thread_of_the_exchange_outlives_python(
     assert re.findall(r"LEFT \[(.*)\]", said) == ["'python'"] * 2, said
 
 
+# A checkpoint takes four seconds. In step 3, rank 0 gets a stop signal; or rank 1 fails, after a checkpoint was begun.
+WRITES_SLOWLY = """
+import atexit, os, signal, sys, time
+from my_ddl_project import checkpoints
+from my_ddl_project.task import objective
+
+rank, how, steps = int(os.environ["RANK"]), sys.argv.pop(1), []
+write, loss = checkpoints.write, objective.loss
+
+def slowly(content, path, outdated):
+    time.sleep(4)
+    write(content, path, outdated)
+    print("WRITTEN", path.name, flush=True)
+
+def in_step_3(*arguments):
+    if torch_is_learning():
+        steps.append(1)
+        if len(steps) == 3 and (rank, how) == (0, "stop"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if len(steps) == 3 and (rank, how) == (1, "failure"):
+            raise RuntimeError("as an example")
+    return loss(*arguments)
+
+def torch_is_learning():
+    import torch
+    return torch.is_grad_enabled()
+
+checkpoints.write, objective.loss = slowly, in_step_3
+atexit.register(print, f"LEFT {rank}", flush=True)
+from my_ddl_project.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("how", "save_every"), [("stop", "1000 steps"), ("failure", "2 steps")])
+def test_a_checkpoint_is_written_to_its_end_before_the_launcher_ends_who_writes_it(
+    install: Installer, how: str, save_every: str, tmp_path: Path
+) -> None:
+    """Torchrun ends all processes when one of them has failed, or left with a code that is not 0."""
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    program = tmp_path / "program.py"
+    program.write_text(WRITES_SLOWLY)
+    command = ["torchrun", "--standalone", "--nproc-per-node=2", str(program), how, "train", *LONG]
+    settings = [
+        "--train.save_every",
+        save_every,
+        "--train.log_every",
+        "1",
+        "--train.run_dir",
+        str(tmp_path / "run"),
+    ]
+    done = project.run(*command, *settings)
+    step = {"stop": 3, "failure": 2}[how]
+    written = done.stdout.find(f"WRITTEN last_{step}.pt")
+    assert 0 <= written < min(done.stdout.find(f"LEFT {rank}") for rank in range(2 if how == "stop" else 1))
+    assert (tmp_path / "run" / "stopped").exists() == (how == "stop")
+    if how == "failure":
+        assert "[rank 0] ends at step 3, as another process is gone" in done.stderr, done.stderr
+
+
 def test_no_other_machine_can_connect_to_a_training_on_one(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
     with training(project, tmp_path / "run") as process:

@@ -530,6 +530,21 @@ def test_the_doctor_explains_what_is_wrong_with_gpus(
     assert done.stderr.count("\n") == 1
 
 
+COUNTS_GPUS = """\
+import subprocess
+from my_ddl_project.distributed import hardware
+hardware.shutil.which = lambda name: name
+listed = "GPU 0: A (UUID: GPU-1)\\n  MIG 1g.5gb Device 0: (UUID: MIG-1)\\n  MIG 1g.5gb Device 1: (UUID: MIG-2)\\n"
+subprocess.run = lambda command, **options: subprocess.CompletedProcess(command, 0, listed, "")
+print(hardware.default_nproc_per_node())
+"""
+
+
+def test_the_parts_of_a_gpu_are_no_gpus(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("gpu", "nccl", "torchrun"), tmp_path)
+    assert project.succeed("env", "-u", "CUDA_VISIBLE_DEVICES", "python3", "-c", COUNTS_GPUS) == "1\n"
+
+
 def test_the_doctor_tells_of_gpus_without_a_path(install: Installer, tmp_path: Path) -> None:
     project = install(Target("gpu", "nccl", "torchrun"), tmp_path)
     for no_peers, sentence in (

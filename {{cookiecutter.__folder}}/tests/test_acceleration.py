@@ -72,6 +72,24 @@ def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers()
         assert torch.equal(one, other)
 
 
+def test_what_is_computed_again_is_not_counted_again() -> None:
+    def statistics(checkpointing: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(2)])
+        acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=checkpointing))
+        x = torch.randn(16, 8)
+        for block in model.blocks:
+            x = block(x)
+        x.square().sum().backward()  # type: ignore[no-untyped-call]
+        return [*model.buffers(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+
+    plain, again = statistics(False), statistics(True)
+    assert len(plain) == len(again) == 14
+    for one, other in zip(plain, again, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(errors.UsageError, match=r"keeps its repeated parts as self\.blocks"):
         acceleration.accelerate(convolutions(), replace(SETTINGS, activation_checkpointing=True))

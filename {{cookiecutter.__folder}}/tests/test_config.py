@@ -86,21 +86,25 @@ def test_a_setting_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "strategy", "matters"),
     [
-        ("optim.lr 0.1 -> 0.2", "ddp", True),
-        ("data.num_workers 0 -> 2", "ddp", False),
-        ("distributed.backend one -> another", "ddp", False),
-        ("distributed.nproc_per_node 1 -> 2", "ddp", False),
-        ("distributed.nproc_per_node 1 -> 2", "local-sgd", True),
-        ("train.log_every 10 -> 20", "zero1", False),
-        ("train.log_every 10 -> 20", "local-sgd", True),
-        ("distributed.strategy ddp -> fsdp2", "fsdp2", False),
-        ("distributed.strategy local-sgd -> ddp", "ddp", True),
-        ("distributed.compression none -> powersgd", "ddp", True),
-        ("distributed.sync_batchnorm False -> True", "ddp", True),
+        (("optim.lr", 0.1, 0.2), "ddp", True),
+        (("data.num_workers", 0, 2), "ddp", False),
+        (("distributed.backend", "one", "another"), "ddp", False),
+        (("distributed.nproc_per_node", 1, 2), "ddp", False),
+        (("distributed.nproc_per_node", 1, 2), "local-sgd", True),
+        (("train.log_every", 10, 20), "zero1", False),
+        (("train.log_every", 10, 20), "local-sgd", True),
+        (("train.save_every", None, "1 epoch"), "ddp", False),
+        (("train.save_every", None, "1 epoch"), "local-sgd", True),
+        (("distributed.strategy", "ddp", "fsdp2"), "fsdp2", False),
+        (("distributed.strategy", "local-sgd", "ddp"), "ddp", True),
+        (("distributed.compression", "none", "powersgd"), "ddp", True),
+        (("distributed.sync_batchnorm", False, True), "ddp", True),
     ],
 )
-def test_a_change_matters_if_something_else_is_learned(change: str, strategy: str, matters: bool) -> None:
-    assert changes.changes_results(change, strategy) == matters
+def test_a_change_matters_if_something_else_is_learned(
+    change: tuple[str, object, object], strategy: str, matters: bool
+) -> None:
+    assert changes.changes_results(changes.Change(*change), strategy) == matters
 
 
 HELP = """\

@@ -123,6 +123,14 @@ def test_a_batch_is_cut_between_its_samples_alone() -> None:
         engines.cut(batch, 0, 2, samples=2)
 
 
+def test_text_is_cut_with_its_samples() -> None:
+    batch = {"x": torch.arange(4), "text": ["a", "b", "c", "d"], "more": [("e", "f", "g", "h"), torch.arange(4)]}
+    cut = engines.cut(batch, 1, 2, samples=4)
+    assert (cut["text"], cut["more"][0], cut["more"][1].tolist()) == (["b", "d"], ("f", "h"), [1, 3])
+    with pytest.raises(errors.UsageError, match=r"between its 4 samples, and a list of 2 texts has another number"):
+        engines.cut([["a", "b"]], 0, 2, samples=4)
+
+
 def test_a_split_that_load_draws_is_the_same_in_every_command() -> None:
     def load(settings: Any) -> list[float]:
         return [random.random(), *np.random.permutation(9), *torch.randperm(9)]

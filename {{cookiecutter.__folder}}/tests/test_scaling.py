@@ -1,6 +1,7 @@
 """How many processes are worth it: what is measured, and what follows from it."""
 
 import csv
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ def test_every_number_of_processes_trains_with_every_batch(tmp_path: Path) -> No
     assert {file.name for file in folder.iterdir()} == names
 
 
-def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(tmp_path: Path) -> None:
+def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Layers of 3 x 64, 64 x 64 and 64 x 1, with biases.
     weights = 3 * 64 + 64 + 64 * 64 + 64 + 64 + 1
     asked = ("--simulate", "--world-size", "4", "--data.batch_size", "64", "--task.width", "64")
@@ -76,6 +79,11 @@ def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(tmp_pa
     with (tmp_path / "simulated.csv").open() as file:
         rows = {row["strategy"]: row for row in csv.DictReader(file)}
     assert numbers("ddp", "activations") == pytest.approx(16 * (3 + 3 * 64 + 64 + 2), rel=0.02)
+    # More samples in a step than this training set has, which this task itself would refuse.
+    monkeypatch.setattr(import_module("small.task.settings"), "validate", lambda config: None)
+    large = ("--simulate", "--world-size", "512", "--data.batch_size", "8192", "--train.run_dir", str(tmp_path))
+    answer = call("scaling", *large)
+    assert (answer.code, "for a step of 16 samples" in answer.output) == (0, True), answer.errors
     refused = call("scaling", *asked[:2], "5", *asked[3:], "--train.run_dir", str(tmp_path))
     assert (refused.code, refused.errors.count("is not divisible by 5")) == (2, 1), refused.errors
 

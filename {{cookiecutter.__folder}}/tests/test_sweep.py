@@ -50,9 +50,14 @@ while len(lines) < 5:
         time.sleep(0.02)
         if signals:
             (run / "stopped").touch()
+            if "last" in told:
+                # It comes to an evaluation before it looks for signals.
+                lines.append(json.dumps({"iteration": len(lines) + 1, "val_error": told["last"]}))
+                metrics.write_text("\\n".join(lines))
             sys.exit(85)
 best = min(json.loads(line)["val_error"] for line in lines)
-(run / "summary.json").write_text(json.dumps({"best": {"val_error": best} }))
+summary = {"best": {"val_error": best}, "world_size": told.get("world_size", 1)}
+(run / "summary.json").write_text(json.dumps(summary))
 """
 Plan = dict[int, dict[str, Any]]
 Sweep = Callable[..., Answer]
@@ -117,11 +122,11 @@ def test_a_sweep_has_as_many_trials_as_were_asked_for_and_no_training_twice(
 
 @needs_optuna
 def test_a_hopeless_trial_is_pruned_unless_none_is(sweep: Sweep, tmp_path: Path) -> None:
-    plan = {5: {"error": 9.0, "waits": 500}}
+    plan = {5: {"error": 9.0, "waits": 500, "last": 0.01}}
     answer = sweep("--trials", "6", plan=plan)
     assert answer.code == 0, answer.errors
     assert states(tmp_path / "sweep") == {**dict.fromkeys(range(5), "complete"), 5: "pruned"}
-    assert "trial 5: pruned at evaluation 1" in answer.output
+    assert "trial 5: pruned at evaluation 2" in answer.output
     assert (tmp_path / "sweep/trial-0005/stopped").exists()
     answer = sweep("--trials", "7", "--pruner", "none", plan={6: {"error": 9.0, "waits": 25}})
     assert answer.code == 0, answer.errors
@@ -292,6 +297,14 @@ def test_seeds_that_others_train_are_left_to_them(tmp_path: Path, plan_for: Call
     said = answer.output.splitlines()[-1]
     assert (answer.code, said) == (0, "others are training 0: the last of them makes the table")
     assert not (tmp_path / "seeds.csv").exists()
+
+
+def test_a_table_of_other_numbers_of_processes_says_so(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:
+    said = "trained by 1 and 4 processes: where log.txt says that results change"
+    for plan, seeds in (({}, "0"), ({1: {"world_size": 4}}, "1")):
+        plan_for(plan)
+        answer = call("seeds", seeds, "--train.run_dir", str(tmp_path))
+        assert (answer.code, said in answer.output) == (0, seeds == "1")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -421,7 +422,7 @@ def test_a_training_ends_when_it_no_longer_improves(tmp_path: Path) -> None:
     assert [record["epoch"] for record in short.records] == [1, 2, 3]
     assert short.summary["best"]["iteration"] == 16
     again = train(tmp_path / "run", 1, *settings, "--optim.name", "sgd", "--optim.weight_decay", "0")
-    assert "is complete" in again.log
+    assert "is complete: raise train.patience to train longer" in again.log
     assert len(again.records) == 3
 
 
@@ -521,18 +522,24 @@ def test_a_run_resumes_after_it_was_killed_while_it_saved(tmp_path: Path) -> Non
 def test_a_run_that_begins_from_a_checkpoint_resumes_from_its_own(tmp_path: Path) -> None:
     """The same command again, as after a signal: what was learned since is not thrown away."""
     first = train(tmp_path / "run", 1, "--train.epochs", "2", "--optim.schedule", "constant")
-    older = shutil.copy(first.path / "checkpoints/last_16.pt", tmp_path)
+    older = first.path / "checkpoints/last_16.pt"
     settings = ("--optim.schedule", "constant", "--optim.lr", "0.001", "--train.resume", str(older))
     begun = train(first.path, 1, "--train.epochs", "2", *settings)
     assert (begun.summary["resumed_from"], begun.checkpoint().name) == (str(older), "last_32.pt")
     assert "they are kept as last_32.pt.replaced" in begun.log
-    Path(older).unlink()
+    older.unlink()
     again = train(first.path, 1, "--train.epochs", "3", *settings)
     assert again.summary["resumed_from"].endswith("run/checkpoints/last_32.pt")
     assert [record["iteration"] for record in again.records] == [16, 32, 48]
+    # That of another run, whose evaluations and checkpoints are not those of this one.
+    other = shutil.copy(again.checkpoint(), tmp_path)
+    refused = call("train", "--train.run_dir", str(first.path), "--train.resume", str(other), *ONE)
+    assert (refused.code, "run holds a run already: choose another" in refused.errors) == (1, True), refused.errors
 
 
-def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path) -> None:
+def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = train(tmp_path / "run", 1, "--train.epochs", "1")
     before = first.checkpoint().stat().st_mtime_ns
     again = train(tmp_path / "run", 1, "--train.epochs", "1")
@@ -546,8 +553,14 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "nowhere.pt", *ONE)
     assert (refused.code, "train.resume nowhere.pt is no checkpoint" in refused.errors) == (2, True), refused.errors
     settings = (first.path / "config.yaml").read_text()
-    refused = call("train", "--train.run_dir", str(first.path), *ONE, "--data.batch_size", "128", "--train.epochs", "2")
-    assert (refused.code, "keep data.batch_size and the task's settings" in refused.errors) == (2, True), refused.errors
+    for change, sentence in (
+        (("--data.batch_size", "128"), "with 64 samples in a batch, and now there are 128: keep the data"),
+        # An epoch has as many steps.
+        (("--task.train_size", "1025"), "with 1024 training samples, and now there are 1025: keep the data"),
+        (("--task.val_size", "9"), "validation samples, and now there are 9: keep the data"),
+    ):
+        refused = call("train", "--train.run_dir", str(first.path), *ONE, *change, "--train.epochs", "2")
+        assert (refused.code, sentence in refused.errors) == (2, True), refused.errors
     assert (first.path / "config.yaml").read_text() == settings
     more = train(tmp_path / "run", 1, "--train.epochs", "2")
     assert [record["epoch"] for record in more.records] == [1, 2]
@@ -556,6 +569,10 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(tmp_path: Path)
     lost = call("evaluate", "--checkpoint", str(first.path / "nowhere.pt"), "--distributed.nproc_per_node", "1")
     assert (lost.code, "there is no checkpoint" in lost.errors) == (2, True), lost.errors
     assert "settings changed since this run began: train.epochs 1 -> 2" in more.log
+    # What is trained longer is not finished, whatever becomes of it.
+    monkeypatch.setenv("SMALL_LACKS_SAMPLE", "1")
+    assert call("train", "--train.run_dir", str(first.path), "--train.epochs", "3", *ONE).code == 1
+    assert not (first.path / "summary.json").exists()
 
 
 def test_a_bar_shows_on_a_terminal_only(trained: Run, tmp_path: Path) -> None:
@@ -580,8 +597,27 @@ def test_mixed_precision_learns(tmp_path: Path) -> None:
     run = train(tmp_path / "run", 1, "--train.amp", "bf16")
     assert run.summary["resumed_from"] and run.summary["val_error"] <= 0.15
     # A checkpoint without fp16 has no scale of the loss.
+    before = run.weights()
     run = train(tmp_path / "run", 1, "--train.amp", "fp16", "--train.epochs", str(run.summary["epoch"] + 1))
     assert run.summary["resumed_from"] and run.summary["val_error"] <= 0.15
+    # A step whose gradients are too large for fp16 is left out.
+    assert not any(torch.equal(weight, before[name]) for name, weight in run.weights().items())
+
+
+def test_first_weights_may_be_drawn_from_any_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training: Any = import_module("small.training")
+    create, drawn = training.create_model, list[tuple[float, ...]]()
+
+    def drawing(*arguments: Any) -> nn.Module:
+        drawn.append((random.random(), np.random.random(), float(torch.rand(()))))
+        model: nn.Module = create(*arguments)
+        return model
+
+    monkeypatch.setattr(training, "create_model", drawing)
+    for number, seed in enumerate("001"):
+        train(tmp_path / str(number), 1, "--train.max_iterations", "1", "--train.seed", seed)
+    assert drawn[0] == drawn[1]
+    assert not {*drawn[0]} & {*drawn[2]}
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])

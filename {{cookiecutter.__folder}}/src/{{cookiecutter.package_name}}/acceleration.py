@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,10 +28,29 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True) -> 
         model.register_forward_pre_hook(_channels_last_too)
     if learns and settings.activation_checkpointing:
         for block in blocks_of(model):
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            # What is compiled changes them once, and knows no such contexts.
+            contexts: Any = {} if settings.compile else {"context_fn": partial(_once_and_again, block)}
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
     if learns and settings.compile:
         model.compile()
     return model
+
+
+def _once_and_again(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Return in what a block computes its activations first, and in what it does so again, for the backward pass."""
+    return nullcontext(), _keeping_buffers(block)
+
+
+@contextmanager
+def _keeping_buffers(block: nn.Module) -> Iterator[None]:
+    """Keep the buffers of a block as they are, such as BatchNorm's statistics, which would count a batch twice."""
+    kept = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, before in kept:
+            # Not as a change that the backward pass refuses.
+            buffer.data.copy_(before)
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:

@@ -6,8 +6,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 
 # What Linux gives to others first: with a process on each core, writing takes the time in which they wait for each other.
 LOWEST_PRIORITY = 19
@@ -42,6 +43,20 @@ class Background:
         """
         while self._begun:
             self._begun.popleft().result()
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Wait after the ``with`` block until all is done; whatever becomes of it, if the block itself has failed.
+
+        Raises:
+            Exception: what a piece of work has raised.
+        """
+        try:
+            yield
+        except BaseException:
+            wait(self._begun)
+            raise
+        self.wait()
 
     def close(self) -> None:
         """Wait until all is done, whatever becomes of it: the training has ended, and told why."""

@@ -67,6 +67,18 @@ class TrainingBatches:
     def __len__(self) -> int:
         return self.size // self.batch_size
 
+    def state_dict(self) -> dict[str, int]:
+        """Return what belongs to a checkpoint: what a number of steps stands for."""
+        return {"samples": self.size, "batch_size": self.batch_size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take what ``state_dict`` returned.
+
+        Raises:
+            UsageError: if it is that of other batches.
+        """
+        _refuse_others("training", self.state_dict(), state)
+
     def start_at(self, iteration: int) -> None:
         """Let the next pass begin after ``iteration`` steps of the whole training."""
         self.epoch, self.first_step = divmod(iteration, len(self))
@@ -103,9 +115,32 @@ class EvaluationBatches:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def state_dict(self) -> dict[str, int]:
+        """Return what belongs to a checkpoint: what its evaluations were of."""
+        return {"samples": self.size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take what ``state_dict`` returned.
+
+        Raises:
+            UsageError: if it is that of other batches.
+        """
+        _refuse_others("validation", self.state_dict(), state)
+
     def __iter__(self) -> Iterator[Share]:
         for start in self.starts:
             yield Share(-1, list(range(start, min(start + EVALUATION_BATCH_SIZE, self.size))))
+
+
+def _refuse_others(part: str, now: dict[str, int], then: dict[str, int]) -> None:
+    """Raise UsageError if the batches of a part of the data are not as they were."""
+    for name, value in now.items():
+        if then[name] != value:
+            what = f"{part} samples" if name == "samples" else "samples in a batch"
+            raise UsageError(
+                f"the checkpoint to resume from is of a training with {then[name]} {what}, and now there are {value}: keep the "
+                "data, data.batch_size and the task's settings, or choose another train.run_dir"
+            )
 
 
 def samples_at(places: npt.NDArray[np.int64], size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 Settings = dict[str, dict[str, object]]
 
-# Settings that change where and how fast a training runs, not what it learns; three more depend on the strategy.
+# Settings that change where and how fast a training runs, not what it learns; four more depend on the strategy.
 HARMLESS = {
     "data.num_workers",
-    *(f"train.{name}" for name in ("resume", "run_dir", "async_save")),
+    *(f"train.{name}" for name in ("resume", "run_dir", "async_save", "activation_checkpointing", "profile")),
     *(f"distributed.{name}" for name in ("backend", "device", "bucket_mib", "static_graph", "timeout_s")),
 }
 
 
-def changed_settings(old: Settings, new: Settings) -> list[str]:
-    """List the settings of ``new`` that differ from ``old`` as ``section.field old -> new``."""
+class Change(NamedTuple):
+    """A setting, ``section.field``, that had another value before."""
+
+    name: str
+    old: object
+    new: object
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old} -> {self.new}"
+
+
+def changed_settings(old: Settings, new: Settings) -> list[Change]:
+    """Return the settings of ``new`` that differ from ``old``."""
     return [
-        f"{section}.{name} {old.get(section, {}).get(name)} -> {value}"
+        Change(f"{section}.{name}", old.get(section, {}).get(name), value)
         for section, values in new.items()
         for name, value in values.items()
         if old.get(section, {}).get(name) != value
     ]
 
 
-def changes_results(change: str, strategy: str) -> bool:
-    """Tell whether a change, as ``changed_settings`` lists it, is of what a training learns, not only of where and how fast.
+def changes_results(change: Change, strategy: str) -> bool:
+    """Tell whether a change is of what a training learns, not only of where and how fast.
 
     Args:
         strategy: ``distributed.strategy``.
     """
-    name, _, values = change.partition(" ")
-    if name == "distributed.strategy":
-        return "local-sgd" in values
-    if name in ("distributed.nproc_per_node", "train.log_every"):
-        # Each process learns by itself, and they average at log points too.
+    if change.name == "distributed.strategy":
+        return "local-sgd" in (change.old, change.new)
+    if change.name in ("distributed.nproc_per_node", "train.log_every", "train.save_every"):
+        # Each process learns by itself, and they average at log points and saves too.
         return strategy == "local-sgd"
-    return name not in HARMLESS
+    return change.name not in HARMLESS

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine
-from ignite.utils import apply_to_tensor, convert_tensor
+from ignite.utils import convert_tensor
 from torch import Tensor, nn
 
 from . import collectives
@@ -165,20 +166,32 @@ def mixed_precision(config: Config) -> AbstractContextManager[object]:
 
 
 def cut(batch: Any, part: int, parts: int, samples: int | None = None) -> Any:
-    """Return every ``parts``-th sample of a batch of tensors, however they are nested, from ``part`` on.
+    """Return every ``parts``-th sample of a batch, from ``part`` on: of tensors and lists of text, however they are nested.
 
     Raises:
-        UsageError: if a tensor has not as many entries as there are samples.
+        UsageError: if a tensor, or a list of text, has not as many entries as there are samples.
     """
-
-    def every(tensor: Tensor) -> Tensor:
-        if samples and tensor.shape[:1] != (samples,):
-            raise UsageError(
-                f"optim.accumulation_steps cuts a batch between its {samples} samples, and a tensor of the shape "
-                f"{tuple(tensor.shape)} has another number: put the samples first, or set optim.accumulation_steps to 1",
-                1,
-            )
+    if isinstance(batch, Tensor):
+        _refuse_other_lengths(samples, f"a tensor of the shape {tuple(batch.shape)}", *batch.shape[:1])
         # Contiguous, as a whole batch is: a model may want to view it in another shape.
-        return tensor[part::parts].contiguous()
+        return batch[part::parts].contiguous()
+    if isinstance(batch, Mapping):
+        kind: Any = type(batch)
+        return kind({name: cut(nested, part, parts, samples) for name, nested in batch.items()})
+    if isinstance(batch, list | tuple):
+        if batch and all(isinstance(one, str) for one in batch):
+            _refuse_other_lengths(samples, f"a list of {len(batch)} texts", len(batch))
+            return batch[part::parts]
+        nested = [cut(one, part, parts, samples) for one in batch]
+        return type(batch)(*nested) if hasattr(batch, "_fields") else type(batch)(nested)
+    return batch
 
-    return apply_to_tensor(batch, every)
+
+def _refuse_other_lengths(samples: int | None, what: str, *length: int) -> None:
+    """Raise UsageError if a part of a batch has not as many entries as there are samples, where that is known."""
+    if samples and length != (samples,):
+        raise UsageError(
+            f"optim.accumulation_steps cuts a batch between its {samples} samples, and {what} has another number: put the "
+            "samples first, or set optim.accumulation_steps to 1",
+            1,
+        )

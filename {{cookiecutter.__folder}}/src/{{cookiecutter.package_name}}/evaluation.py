@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -81,9 +81,11 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config, objectiv
             # To the end of ``pairs``, behind the last of them: there, a rank still serves those with more batches.
             scorer.run(pairs)
         else:
-            everyones = gather(list(pairs))
+            everyones = gather(pairs)
+            device = metrics_device()
             with as_one_process():
-                scorer.run(everyones)
+                # One after another: the device may not have room for all of them.
+                scorer.run((convert_tensor(pair, device) for pair in everyones), epoch_length=len(everyones))
     # Weighted by their samples, in double precision.
     sizes = [len(share.indices) for share in batches]
     loss = sum(float(loss) * size for loss, size in zip(losses, sizes, strict=True))
@@ -104,15 +106,18 @@ def write_examples(model: nn.Module, folder: Path, step: int, objective: Objecti
         objective.write_examples(model, folder, step)
 
 
+def metrics_device() -> torch.device:
+    """Return where metrics are computed: sums are kept in float64, on the CPU where the device has none."""
+    return torch.device("cpu") if idist.device().type == "xla" else idist.device()
+
+
 def create_metrics(objective: Objective) -> dict[str, Metric]:
     """Return the task's table of metrics.
 
     Raises:
         UsageError: if the score is not among them.
     """
-    device = idist.device()
-    # Sums are kept in float64, on the CPU where the device has none.
-    metrics = objective.metrics(torch.device("cpu") if device.type == "xla" else device)
+    metrics = objective.metrics(metrics_device())
     if task.SCORE not in ("loss", *metrics):
         names = ", ".join(["loss", *metrics])
         raise UsageError(f"SCORE {task.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)
@@ -173,9 +178,10 @@ def predict(
             objective.forward(model, convert_tensor(loader.dataset.__getitems__(Share(-1, [0])), device))
 
 
-def gather(pairs: list[Pair]) -> list[Pair]:
+def gather(pairs: Iterable[Pair]) -> list[Pair]:
     """Return the pairs of all ranks on the CPU, in the order in which one process would have them."""
-    everyones = backend.all_gather_object(apply_to_tensor(pairs, Tensor.cpu) if pairs else pairs)
+    mine: list[Any] = [apply_to_tensor(pair, Tensor.cpu) for pair in pairs]
+    everyones = backend.all_gather_object(mine)
     # The batches were dealt in turn.
     return [pair for pair in chain.from_iterable(zip_longest(*everyones)) if pair is not None]
 

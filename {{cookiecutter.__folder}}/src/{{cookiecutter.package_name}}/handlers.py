@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine, Events
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from . import collectives, early_signals, storage
@@ -25,6 +23,9 @@ from .distributed import hardware, launcher
 from .errors import UsageError
 from .meter import Meter
 from .run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 logger = logging.getLogger(__package__)
 
@@ -101,6 +102,10 @@ class StepLog:
 
 
 def _bar() -> Progress:
+    # Only where it is seen: importing rich takes time.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(),

@@ -70,10 +70,10 @@ def seed_step(seed: int, rank: int, step: int) -> None:
 
 
 def has_drawn(device: torch.device, seed: int, rank: int, step: int) -> bool:
-    """Tell whether somebody has drawn since ``seed_step``, from the generator of ``device`` or python's or numpy's."""
-    found = _first_draws(device)
+    """Tell whether somebody has drawn since ``seed_step``, from one of the generators that it seeds."""
+    found = _first_draws(CPU, device)
     seed_step(seed, rank, step)
-    return found != _first_draws(device)
+    return found != _first_draws(CPU, device)
 
 
 def watch_draws() -> None:
@@ -86,11 +86,11 @@ def have_been_used() -> bool:
     return _first_draws(CPU) != _unused()
 
 
-def _first_draws(device: torch.device) -> tuple[float, float, float]:
-    return random.random(), float(np.random.random_sample()), float(torch.rand((), device=device))
+def _first_draws(*devices: torch.device) -> tuple[float, ...]:
+    return random.random(), float(np.random.random_sample()), *(float(torch.rand((), device=one)) for one in devices)
 
 
 @cache
-def _unused() -> tuple[float, float, float]:
+def _unused() -> tuple[float, ...]:
     watch_draws()
     return _first_draws(CPU)

@@ -16,7 +16,7 @@ import yaml
 
 from . import collectives, distributed, storage
 from .background import Background
-from .changes import changed_settings, changes_results
+from .changes import Change, changed_settings, changes_results
 from .config import Config, to_dict
 from .curves import draw_curves
 from .distributed import hardware, launcher
@@ -40,7 +40,7 @@ class RunDirectory:
 
         Raises:
             UsageError: if it cannot be written, is being written by another training, or holds a run although
-                ``train.resume`` is none.
+                ``train.resume`` is none, or a checkpoint of another run.
         """
         self.config = config
         self.path = Path(config.train.run_dir)
@@ -48,7 +48,7 @@ class RunDirectory:
         self.records: list[Record] = []
         self.writes = idist.get_rank() == 0
         self.started = time.perf_counter()
-        self.changes: list[str] = []
+        self.changes: list[Change] = []
         self.is_started_again = False
         """with the same ``train.resume`` as before; only rank 0 knows"""
         self.warnings: list[str] = []
@@ -68,7 +68,10 @@ class RunDirectory:
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
                 self.changes = self._compare((path / "config.yaml").read_text(errors="replace"))
-                self.is_started_again = not any(change.startswith("train.resume ") for change in self.changes)
+                self.is_started_again = all(change.name != "train.resume" for change in self.changes)
+                begins = not self.is_started_again and storage.is_checkpoint(Path(resume))
+                if begins and Path(resume).absolute().parent != self.checkpoints.absolute():
+                    return f"{path} holds a run already: choose another train.run_dir for one that begins from {resume}"
             elif storage.saved_checkpoints(self.checkpoints, "last"):
                 text = "is gone: it is written again with these settings, whether they have changed or not"
                 self.warnings.append(f"{path / 'config.yaml'} {text}")
@@ -79,10 +82,10 @@ class RunDirectory:
         if lacking:
             self.warnings.append(f"{path} cannot be locked ({lacking}): let no other training write there")
         if self.changes:
-            self.warnings.append(f"settings changed since this run began: {', '.join(self.changes)}")
+            self.warnings.append(f"settings changed since this run began: {', '.join(map(str, self.changes))}")
         return ""
 
-    def _compare(self, text: str) -> list[str]:
+    def _compare(self, text: str) -> list[Change]:
         """Return how the settings differ from those in ``text``; where it is broken, warn and return none."""
         try:
             return changed_settings(dict(yaml.safe_load(text)), to_dict(self.config))
@@ -122,19 +125,24 @@ class RunDirectory:
             (self.path / "stopped").unlink(missing_ok=True)
             for folder in (self.path, self.checkpoints):
                 storage.remove_drafts(folder)
+            # It is that of a shorter training, with other settings.
+            (self.path / "summary.json").unlink(missing_ok=True)
             storage.write(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
             self.tracking.begin(to_dict(self.config), iteration)
 
-    def refuse_changes(self) -> None:
+    def refuse_changes(self, limit: str) -> None:
         """Refuse settings that would have changed what a finished run has learned.
+
+        Args:
+            limit: the setting that has ended it.
 
         Raises:
             UsageError: with the settings that differ.
         """
         refusal = ""
         if any(changes_results(change, self.config.distributed.strategy) for change in self.changes):
-            changes = ", ".join(self.changes)
-            fix = "choose another train.run_dir, or raise train.epochs to train this one longer"
+            changes = ", ".join(map(str, self.changes))
+            fix = f"choose another train.run_dir, or raise {limit} to train this one longer"
             refusal = f"{self.path} is finished, with other settings ({changes}): {fix}"
         _refuse(refusal, exit_code=2)
 

@@ -96,7 +96,7 @@ def is_trained(run: Path, config: Config) -> bool:
         return False
     changes = changed_settings(settings_of(run), to_dict(config))
     strategy = config.distributed.strategy
-    return not any(changes_results(one, strategy) for one in changes if not one.startswith("train.seed "))
+    return not any(changes_results(change, strategy) for change in changes if change.name != "train.seed")
 
 
 def settings_of(run: Path) -> Settings:
@@ -117,7 +117,7 @@ def spread(folder: Path) -> list[Spread]:
     first, *others = map(settings_of, runs)
     strategy = str(first.get("distributed", {}).get("strategy"))
     changes = [change for other in others for change in changed_settings(other, first)]
-    names = {change.partition(" ")[0] for change in changes if changes_results(change, strategy)}
+    names = {change.name for change in changes if changes_results(change, strategy)}
     if names := names - {"train.seed"}:
         raise UsageError(f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone")
     numbers = [dict(numbers_of(json.loads((run / "summary.json").read_text()))) for run in runs]
@@ -147,3 +147,7 @@ def show(folder: Path) -> None:
         table.add_row(row.metric, str(row.runs), *(f"{value:.4g}" for value in row[2:]))
     Console().print(table)
     print(f"all is in {folder / 'seeds.csv'}")
+    summaries = [json.loads(file.read_text()) for file in folder.glob("seed-*/summary.json")]
+    if len(sizes := sorted({summary["world_size"] for summary in summaries})) > 1:
+        text = "they were trained by {} processes: where log.txt says that results change with their number, so they do here"
+        print(text.format(" and ".join(map(str, sizes))))

@@ -20,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from . import storage
 from .acceleration import accelerate, blocks_of
-from .batches import Reader, TrainingBatches
+from .batches import Reader, Share
 from .binding import Objective, bind, load_data
 from .checks import batch_check, require
 from .collectives import local
@@ -63,11 +63,9 @@ def simulate(config: Config, world_size: int) -> int:
     objective = bind(config.task, data)
     if objective.losses:
         raise UsageError("a task with several losses cannot be simulated: its step is its own", 1)
-    batches = TrainingBatches(len(data.train), config.data.batch_size, 0, world_size, config.train.seed)
-    batches.start_at(0)
-    batch = cut(
-        Reader(data.train, config.train.seed).__getitems__(next(iter(batches))), 0, config.optim.accumulation_steps
-    )
+    # So large a world may take more samples in a step than there are for a trial: this rank's are enough.
+    mine = Share(0, [index % len(data.train) for index in range(config.data.batch_size // world_size)])
+    batch = cut(Reader(data.train, config.train.seed).__getitems__(mine), 0, config.optim.accumulation_steps)
     strategies = ["ddp", *(strategy for strategy in SHARING if strategy in transport.STRATEGIES)]
     try:
         with world_of(world_size):

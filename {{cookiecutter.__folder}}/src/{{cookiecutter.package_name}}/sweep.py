@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import storage, trials
-from .changes import changed_settings, changes_results
+from .changes import Change, changed_settings, changes_results
 from .config import EXIT_RESUMABLE, PACKAGE, Config, to_dict
 from .distributed import launcher
 from .errors import UsageError
@@ -116,10 +116,10 @@ class Sweep:
         changes = [change for change in changed if changes_results(change, strategy)]
         new = self.plain_ranges()
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        changes += [f"{name} {old.get(name)} -> {new.get(name)}" for name in names]
+        changes += [Change(name, old.get(name), new.get(name)) for name in names]
         if changes:
             fix = "choose another train.run_dir, or the settings from before"
-            raise UsageError(f"{self.folder} holds a sweep with other settings ({', '.join(changes)}): {fix}")
+            raise UsageError(f"{self.folder} holds a sweep with other settings ({', '.join(map(str, changes))}): {fix}")
 
     def run_of(self, number: int) -> Path:
         """Return the run directory of a trial."""
@@ -172,7 +172,8 @@ class Sweep:
                 if evaluation not in reported:
                     trial.report(score, evaluation)
                     reported.add(evaluation)
-                    hopeless = self.prunes and trial.should_prune()
+                    # Once it is being stopped, an evaluation that comes in between changes nothing.
+                    hopeless = hopeless or (self.prunes and trial.should_prune())
             return hopeless
 
         settings = [*self.settings, *(f"--{name}={value}" for name, value in values.items())]

@@ -33,6 +33,7 @@ from .local_sgd import WeightAverage
 from .meter import Meter
 from .optimization import create_lr_scheduler, create_optimizer
 from .profiling import Stopwatch, create_stopwatch, profiled
+from .randomness import seed_samples
 from .run_directory import RunDirectory, may_be_best
 from .task.model import create_model
 from .utilization import peak_flops, step_flops
@@ -78,6 +79,7 @@ def train(run: RunDirectory, config: Config) -> int:
     save_every = max(steps_of(config.train.save_every, len(batches)), 1) if config.train.save_every else evaluate_every
 
     torch.manual_seed(config.train.seed)
+    seed_samples(config.train.seed)
     plain_model: nn.Module = create_model(config.task, data)
     if config.distributed.sync_batchnorm:
         plain_model = backend.sync_batchnorm(plain_model)
@@ -91,6 +93,8 @@ def train(run: RunDirectory, config: Config) -> int:
     trainer = create_trainer(model, optimizer, scaler, config, objective, stopwatch)
     meter = Meter(config.data.batch_size)
     state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
+    # What the numbers of steps in it are counted in: other data are refused.
+    state |= {"batches": batches, "val_batches": val_batches}
     measured = plain_model
     if config.optim.ema_decay is not None:
         measured = state["average"] = average_weights(plain_model, config.optim.ema_decay, trainer)
@@ -106,23 +110,21 @@ def train(run: RunDirectory, config: Config) -> int:
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
         if resumed_from == Path(config.train.resume):
             checkpoints.put_later_ones_aside(run, trainer.state.iteration)
-        if trainer.state.epoch_length != len(batches):
-            raise UsageError(
-                f"an epoch of {resumed_from} has {trainer.state.epoch_length} steps, with these settings it has "
-                f"{len(batches)}: keep data.batch_size and the task's settings, or choose another train.run_dir"
-            )
         # The schedule and the optimizer's settings are those of now: more epochs, or another rate, change their course.
         scheduler.lr_scheduler.last_epoch = trainer.state.iteration
         for group, settings in zip(optimizer.param_groups, of_groups, strict=True):
             group.update(settings)
     run.take_up_records(trainer.state.iteration)
     evaluations = trainer.state.iteration // evaluate_every
-    as_often = not any(change.startswith(("train.evaluate_every ", "data.batch_size ")) for change in run.changes)
+    as_often = all(change.name != "train.evaluate_every" for change in run.changes)
     if run.writes and len(run.records) < evaluations and as_often:
         logger.warning("metrics.jsonl has %s of the %s evaluations until now", len(run.records), evaluations)
-    if trainer.state.iteration >= last_step or run.is_out_of_patience():
-        run.refuse_changes()
-        logger.info("%s is complete: raise train.epochs to train longer, or choose another train.run_dir", run.path)
+    at_end = trainer.state.iteration >= last_step
+    if at_end or run.is_out_of_patience():
+        limit = "epochs" if config.train.max_iterations is None else "max_iterations"
+        limit = f"train.{limit if at_end else 'patience'}"
+        run.refuse_changes(limit)
+        logger.info("%s is complete: raise %s to train longer, or choose another train.run_dir", run.path, limit)
         # It may have been killed between its last checkpoint and its summary.
         return 0 if run.is_finished(trainer.state.iteration) else finish(run, kept, resumed_from, title_of(data))
 
@@ -153,7 +155,8 @@ def train(run: RunDirectory, config: Config) -> int:
 
     def save_for_good(engine: Engine) -> None:
         save(engine)
-        run.background.wait()
+        # The others would leave otherwise, and a launcher then ends the one that writes.
+        collectives.rank_zero_only(run.background.wait)
 
     def evaluate_and_save() -> None:
         stopwatch.begin("evaluation")
@@ -215,9 +218,16 @@ def train(run: RunDirectory, config: Config) -> int:
     signals.attach(trainer, save_for_good, config.train.log_every, last_step)
     flops = partial(step_flops, plain_model, config, objective), partial(peak_flops, config)
     profile = profiled(trainer, stopwatch, plain_model, config, run.path / "profile", *flops)
-    with step_log.shown(), signals.caught(), closing(train_loader, val_loader), told_with_step(trainer), profile:
+    # A launcher that ends what is left after a failure does not keep a checkpoint from being written to its end.
+    with (
+        step_log.shown(),
+        signals.caught(),
+        run.background.emptied(),
+        closing(train_loader, val_loader),
+        told_with_step(trainer),
+        profile,
+    ):
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
-    run.background.wait()
     if signals.stopped:
         run.mark_stopped()
         # On other nodes, this node's supervision may not see the mark in time.

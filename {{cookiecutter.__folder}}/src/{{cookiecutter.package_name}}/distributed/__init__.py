@@ -156,7 +156,8 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
         backend.join(settings, ranks)
         if wanted is not None and wanted != idist.get_nproc_per_node():
             started = idist.get_nproc_per_node()
-            raise UsageError(f"{processes([wanted])} per node asked for, {started} started: run scripts/train.sh", 1)
+            fix = f"ask for {started}, or run scripts/train.sh"
+            raise UsageError(f"{processes([wanted])} per node asked for, {started} started: {fix}", 1)
         return function(idist.get_local_rank(), config, *arguments)
     except UsageError as error:
         if isinstance(error, SampleError) or (ranks.local_rank if ranks else 0) == error.local_rank:

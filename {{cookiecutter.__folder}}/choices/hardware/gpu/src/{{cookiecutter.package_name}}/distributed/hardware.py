@@ -20,6 +20,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more th
 RESERVED = "gpus"  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
 AMP = ("none", "bf16", "fp16")
+MEMORY_EVENTS = 10**5  # the newest so many are kept for a look at the memory: each takes a kilobyte
 SHOWS_DRAWS = True  # its generator tells whether somebody has drawn
 
 
@@ -32,7 +33,8 @@ def default_nproc_per_node(here: bool = True) -> int | None:
     if not shutil.which("nvidia-smi"):
         return 1
     listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    return max(listed.stdout.count("\n"), 1)
+    # Below a GPU that is divided (MIG) stand its parts, of which a process can use one.
+    return max(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()), 1)
 
 
 def hide_others(device: str) -> None:
@@ -122,10 +124,12 @@ def memory_recorded(file: Path) -> Iterator[None]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield
         return
-    torch.cuda.memory._record_memory_history()
-    yield
-    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
-    torch.cuda.memory._record_memory_history(None)
+    torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+        torch.cuda.memory._record_memory_history(None)
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """How a training is started: by horovodrun, on one machine or, by ssh, on many.
 
-NPROC_PER_NODE  processes on each node (default: 2 on CPUs, else one for each device)
+NPROC_PER_NODE  processes on each node (default: 2 in a project for CPUs, else one for each device)
 NNODES          nodes (default: 1); for more than one, HOSTS names them and their processes, such as a:2,b:2
 """
 

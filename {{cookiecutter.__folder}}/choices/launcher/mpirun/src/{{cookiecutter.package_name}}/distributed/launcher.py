@@ -1,6 +1,6 @@
 """How a training is started: by mpirun, on one machine or, by ssh, on many.
 
-NPROC_PER_NODE  processes on each node (default: 2 on CPUs, else one for each device)
+NPROC_PER_NODE  processes on each node (default: 2 in a project for CPUs, else one for each device)
 NNODES          nodes (default: 1); for more than one, HOSTFILE names a file of hosts, one a line
 MASTER_ADDR, MASTER_PORT   where the processes meet, unless MPI connects them: the host of rank 0 (default: this
                 machine, or the first of HOSTFILE) and a port that is free there (any on one node, 29500 on several)

@@ -1,6 +1,6 @@
 """How a training is started: by a job of Slurm, which runs scripts/train.sbatch.
 
-NPROC_PER_NODE  processes on each node (default: 2 on CPUs, else 1)
+NPROC_PER_NODE  processes on each node (default: 2 in a project for CPUs, else 1)
 NNODES          nodes (default: 1)
 RUN_DIR         where the run is written (default: runs/ and the number of the job); an older one is resumed
 SEEDS           such as 0-4: an array of jobs, one for each seed

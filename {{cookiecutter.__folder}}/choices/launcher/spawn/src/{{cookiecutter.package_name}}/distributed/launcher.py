@@ -1,6 +1,6 @@
 """How a training is started: by a plain Python command, on one machine.
 
-NPROC_PER_NODE  processes (default: 2 on CPUs, else one for each device)
+NPROC_PER_NODE  processes (default: 2 in a project for CPUs, else one for each device)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a training is started: by torchrun, on one machine or, by the same command, on each of many.
 
-NPROC_PER_NODE  processes on each node (default: 2 on CPUs, else one for each device)
+NPROC_PER_NODE  processes on each node (default: 2 in a project for CPUs, else one for each device)
 NNODES          nodes (default: 1); 1:4 is elastic: any number in between, nodes may come and go
 MASTER_ADDR, MASTER_PORT   rendezvous of several nodes: host name of one, and a port that is free there (29500)
 MAX_RESTARTS    how often to resume after a process was lost (default: 0 on one node, else 3)
