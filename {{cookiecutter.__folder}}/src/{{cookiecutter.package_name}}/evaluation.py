@@ -108,7 +108,8 @@ def write_examples(model: nn.Module, folder: Path, step: int, objective: Objecti
 
 def metrics_device() -> torch.device:
     """Return where metrics are computed: sums are kept in float64, on the CPU where the device has none."""
-    return torch.device("cpu") if idist.device().type == "xla" else idist.device()
+    device = idist.device()
+    return torch.device("cpu") if device.type == "xla" else device
 
 
 def create_metrics(objective: Objective) -> dict[str, Metric]:
