@@ -254,7 +254,7 @@ def write(about: dict[str, Any], found: dict[str, dict[str, list[float]]]) -> No
     fill(
         "throughput",
         [
-            f"Two gloo processes, {about['machine']}, {stated}, {about['date']}; medians of {' or '.join(map(str, rounds))} laps.",
+            f"Two gloo processes, {about['machine']}, {stated}, last measured {about['date']}; medians of {' or '.join(map(str, rounds))} laps.",
             "",
             *table("samples per second", measured, 0),
         ],
