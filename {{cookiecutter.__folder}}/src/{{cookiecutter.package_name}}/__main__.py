@@ -132,14 +132,12 @@ def run_command(command: str, arguments: list[str]) -> int:
     from . import connectivity, doctor, evaluation, export, scaling, seeds, shards
 
     if command in FROM_CHECKPOINT:
-        given = str(options["checkpoint"])
+        given = options["checkpoint"]
         if command == "evaluate":
             return distributed.run(evaluation.evaluation, config, best_of(given))
         # These two take this process alone, whatever the launcher.
         if command == "predict":
-            inputs = options["inputs"]
-            assert isinstance(inputs, list)
-            return export.prediction(config, best_of(given), inputs)
+            return export.prediction(config, best_of(given), options["inputs"])
         folder = options["folder"] or run_directory_of(given) / "export"
         return export.export(config, best_of(given), Path(str(folder)))
     if command == "scaling":
@@ -148,7 +146,7 @@ def run_command(command: str, arguments: list[str]) -> int:
             # What it imports takes torch a second.
             from . import simulation
 
-            return simulation.simulate(config, int(str(options["world_size"])))
+            return simulation.simulate(config, options["world_size"])
         if options["preset"]:
             asked["batches"] = scaling.batches_of_crossover(config)
         return scaling.scaling(config, settings_among(arguments), asked)
@@ -157,18 +155,16 @@ def run_command(command: str, arguments: list[str]) -> int:
             raise UsageError("a sweep requires optuna: pip install -e '.[sweep]'", 1)
         from . import sweep
 
-        words = options["ranges"] or []
-        assert isinstance(words, list)
-        return sweep.sweep(config, arguments, words, options)
+        return sweep.sweep(config, arguments, options["ranges"] or [], options)
     if command == "seeds":
-        return seeds.seeds(config, arguments, str(options["seeds"] or ""), bool(options["here"]))
+        return seeds.seeds(config, arguments, options["seeds"] or "", options["here"])
     if command == "shards":
-        return shards.shards(config, int(str(options["world_size"])))
-    if int(str(options["nnodes"])) > 1:
-        return connectivity.meet(int(str(options["nnodes"])), config.distributed.timeout_s)
+        return shards.shards(config, options["world_size"])
+    if options["nnodes"] > 1:
+        return connectivity.meet(options["nnodes"], config.distributed.timeout_s)
     if options["exchange"]:
         return distributed.run(doctor.exchange, config)
-    return doctor.doctor(config, as_json=bool(options["json"]), quiet=bool(options["quiet"]))
+    return doctor.doctor(config, as_json=options["json"], quiet=options["quiet"])
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def add_settings(parser: ArgumentParser) -> None:
         parser.add_class_arguments(section, name)
 
 
-def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, object]]:
+def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[str, Any]]:
     """Read the project's configs/default.yaml, then ``arguments``: a file given by --config, and the options.
 
     Each wins over those before; an option over a file wherever it stands.
