@@ -122,7 +122,7 @@ def run_command(command: str, arguments: list[str]) -> int:
     config = distributed.resolve(config)
     if command == "train":
         early_signals.remember()
-        with keeping_all():
+        with importing():
             from .training import training
         if not distributed.launched():
             from .doctor import preflight
@@ -168,7 +168,7 @@ def run_command(command: str, arguments: list[str]) -> int:
 
 
 @contextmanager
-def keeping_all() -> Iterator[None]:
+def importing() -> Iterator[None]:
     """Let Python look for no garbage inside the ``with`` block, nor ever among what is made there.
 
     Modules stay, and to look through all of torch's again and again takes a fifth of the time of its import.
