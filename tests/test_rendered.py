@@ -52,7 +52,7 @@ FILES: dict[Condition, str] = {
         src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/copies.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
         src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/host_memory.py src/PKG/introduction.py
         src/PKG/launch.py src/PKG/loader_server.py src/PKG/local_sgd.py src/PKG/meter.py src/PKG/optimization.py src/PKG/prediction.py src/PKG/profiling.py src/PKG/randomness.py src/PKG/ranges.py src/PKG/run_directory.py
-        src/PKG/scaling.py src/PKG/seeds.py src/PKG/shards.py src/PKG/simulation.py src/PKG/storage.py src/PKG/supervision.py src/PKG/sweep.py src/PKG/tracker.py src/PKG/tracking.py src/PKG/training.py src/PKG/trials.py src/PKG/utilization.py
+        src/PKG/scaling.py src/PKG/seeds.py src/PKG/shards.py src/PKG/simulation.py src/PKG/storage.py src/PKG/supervision.py src/PKG/sweep.py src/PKG/tables.py src/PKG/tracker.py src/PKG/tracking.py src/PKG/training.py src/PKG/trials.py src/PKG/utilization.py
         src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
         src/PKG/distributed/launcher.py src/PKG/distributed/starter.py src/PKG/distributed/transport.py
         src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py

@@ -76,6 +76,23 @@ def test_a_model_that_cannot_be_traced_leaves_its_weights(
     assert torch.load(tmp_path / "weights.pt", weights_only=True).keys() == trained.weights().keys()
 
 
+def test_a_model_that_reads_text_is_not_traced_with_one_text(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = task_model.Network.forward
+
+    def forward(self: nn.Module, rows: torch.Tensor, texts: list[str]) -> Any:
+        return plain(self, rows)
+
+    def read(model: nn.Module, batch: Any) -> Any:
+        return model(batch["x"], ["one"] * len(batch["x"])), batch["y"]
+
+    monkeypatch.setattr(task_model.Network, "forward", forward)
+    monkeypatch.setattr(objective, "forward", read)
+    answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(tmp_path))
+    assert (answer.code, "its inputs hold text, such as 'one'" in answer.errors) == (1, True), answer.errors
+
+
 @pytest.mark.parametrize(
     ("processes", "val_size", "metrics"),
     [

@@ -15,7 +15,8 @@ import torch
 from conftest import call
 from frame import backend, binding, config, engines, errors, introduction, objective, task_data
 from ignite.metrics import EpochMetric, MeanSquaredError
-from torch.nn.functional import binary_cross_entropy, cross_entropy
+from torch import nn
+from torch.nn.functional import binary_cross_entropy, cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -27,7 +28,7 @@ def test_a_loss_that_is_no_mean_shows_even_where_a_model_answers_all_alike() -> 
 
     def losses(loss: Any) -> tuple[float, float]:
         only: Any = SimpleNamespace(loss=loss)
-        return introduction.loss_of_halves(outputs, targets, only)
+        return introduction.loss_of_halves((outputs, targets), only)
 
     whole, mean = losses(cross_entropy)
     assert whole == pytest.approx(mean, rel=1e-5)
@@ -40,6 +41,28 @@ def test_a_loss_that_is_no_mean_shows_even_where_a_model_answers_all_alike() -> 
         return binary_cross_entropy(scores, torch.zeros_like(scores))
 
     assert losses(of_probabilities) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: outputs[2] * cross_entropy(outputs[0] @ outputs[1].T, torch.arange(len(outputs[0]))),
+        lambda outputs, targets: cross_entropy(outputs[1] @ outputs[0].T, targets),
+    ],
+    ids=["with a scale", "with targets that depend on the batch"],
+)
+def test_a_loss_that_compares_samples_shows(loss: Any) -> None:
+    def forward(model: Any, batch: Any) -> Any:
+        return (batch["x"], 2 * batch["x"], torch.tensor(3.0)), torch.arange(len(batch["x"]))
+
+    torch.manual_seed(0)
+    contrastive: Any = SimpleNamespace(forward=forward, loss=loss)
+    for samples in (8, 7):
+        batch = {"x": torch.randn(samples, 4), "text": ["a"] * samples}
+        whole, mean = introduction.loss_of_half_batches(nn.Identity(), batch, contrastive)
+        assert whole > mean + 0.1
+        plain: Any = SimpleNamespace(forward=lambda model, batch: (batch["x"], batch["x"] + 1), loss=mse_loss)
+        assert introduction.loss_of_half_batches(nn.Identity(), batch, plain) == pytest.approx((1.0, 1.0))
 
 
 def test_ranks_with_other_data_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -421,6 +421,7 @@ def test_a_training_ends_when_it_no_longer_improves(tmp_path: Path) -> None:
     short = train(tmp_path / "run", 1, *settings, "--optim.name", "sgd", "--optim.weight_decay", "0")
     assert [record["epoch"] for record in short.records] == [1, 2, 3]
     assert short.summary["best"]["iteration"] == 16
+    assert "ends early: no better score in the last 2 evaluations" in short.log
     again = train(tmp_path / "run", 1, *settings, "--optim.name", "sgd", "--optim.weight_decay", "0")
     assert "is complete: raise train.patience to train longer" in again.log
     assert len(again.records) == 3
@@ -514,6 +515,14 @@ def test_a_run_resumes_after_it_was_killed_while_it_saved(tmp_path: Path) -> Non
     assert [step["iteration"] for step in anew.steps] == [10, 20, 30]
     assert [record["iteration"] for record in anew.records] == [16, 32]
     assert not list((anew.path / "checkpoints").glob(".*"))
+    for name, sentence in (
+        ("last_32.pt", "has reached its end: raise train.epochs to train it further"),
+        ("best_32.pt", "holds weights alone, to be measured: let train.resume be a last_*"),
+    ):
+        checkpoint = str(anew.path / "checkpoints" / name)
+        place = ("--train.run_dir", str(tmp_path / "next"), "--train.resume", checkpoint)
+        refused = call("train", *place, "--train.epochs", "2", *ONE)
+        assert (refused.code, sentence in refused.errors) == (2, True), refused.errors
     # Into another folder, which has none of these files.
     other = train(tmp_path / "other", 1, "--train.epochs", "6", "--train.resume", str(tmp_path / "last_64.pt"))
     assert len(list((other.path / "checkpoints").iterdir())) == 3
@@ -699,6 +708,30 @@ def test_parameter_groups_keep_their_own_settings_over_a_stop(tmp_path: Path, mo
     more = train(tmp_path / "parts", 1, "--train.epochs", "3", "--optim.weight_decay", "0.02")
     others, head = more.saved()["optimizer"]["param_groups"]
     assert (others["weight_decay"], head["weight_decay"]) == (0.0, 0.2)
+
+
+class Counting(torch.optim.SGD):
+    """It keeps in its groups what it goes by, as optimizers without a schedule do."""
+
+    def step(self, *arguments: Any) -> Any:
+        result = super().step(*arguments)
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return result
+
+
+def test_what_an_optimizer_counts_in_its_groups_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:
+        optimizer = Counting(model.parameters(), settings.optim.lr, weight_decay=settings.optim.weight_decay)
+        optimizer.param_groups[0]["k"] = 0
+        return optimizer
+
+    monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
+    train(tmp_path / "run", 1, "--train.epochs", "1", "--optim.schedule", "constant")
+    more = ("--train.epochs", "2", "--optim.schedule", "constant", "--optim.weight_decay", "0.5")
+    run = train(tmp_path / "run", 1, *more)
+    (group,) = run.saved()["optimizer"]["param_groups"]
+    assert (group["k"], group["weight_decay"], group["lr"]) == (32, 0.5, 0.003)
 
 
 def test_the_settings_of_a_resumed_run_win_over_its_checkpoint(tmp_path: Path) -> None:

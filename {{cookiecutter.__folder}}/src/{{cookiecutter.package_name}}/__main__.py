@@ -218,8 +218,10 @@ def best_of(checkpoint: str) -> str:
     """Return the best checkpoint if a run directory is given, else the checkpoint itself.
 
     Raises:
-        UsageError: if the folder has none.
+        UsageError: if it is not there, or the folder has none.
     """
+    if not os.path.exists(checkpoint):
+        raise UsageError(f"there is no checkpoint {checkpoint}: choose one in the checkpoints folder of a run")
     if storage.is_checkpoint(Path(checkpoint)) or not os.path.isdir(checkpoint):
         return checkpoint
     found = storage.saved_checkpoints(Path(checkpoint) / "checkpoints", "best")

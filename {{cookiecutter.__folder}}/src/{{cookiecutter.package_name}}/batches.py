@@ -139,7 +139,7 @@ def _refuse_others(part: str, now: dict[str, int], then: dict[str, int]) -> None
             what = f"{part} samples" if name == "samples" else "samples in a batch"
             raise UsageError(
                 f"the checkpoint to resume from is of a training with {then[name]} {what}, and now there are {value}: keep the "
-                "data, data.batch_size and the task's settings, or choose another train.run_dir"
+                "data, data.batch_size and the task's settings, or begin anew in another train.run_dir"
             )
 
 
@@ -295,7 +295,12 @@ class Reader:
     def fetch(self, indices: list[int], *seeds: Tensor) -> Any:
         """Return a list of samples, or a batch."""
         if self.fetch_many:
-            return self.fetch_many(indices, *seeds)
+            try:
+                return self.fetch_many(indices, *seeds)
+            except Exception as error:
+                if hasattr(error, "add_note"):
+                    error.add_note(f"in {type(self.dataset).__name__}.__getitems__({indices})")
+                raise
         samples = []
         for index in indices:
             try:

@@ -140,6 +140,8 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
         found = None if found == Path() else found
     if found == Path(resume) and not storage.is_checkpoint(found):
         raise UsageError(f"train.resume {resume} is no checkpoint: choose auto, none or a checkpoint")
+    if found and found.name.startswith("best_"):
+        raise UsageError(f"{found} holds weights alone, to be measured: let train.resume be a last_* of that folder")
     return found
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import ignite.distributed as idist
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
@@ -22,6 +21,7 @@ from .checks import Check, require
 from .config import Averaging, Config, to_options
 from .distributed import backend
 from .launch import planned_size, possible_world_sizes, setting_checks, size_here
+from .tables import print_table
 
 # bytes of the larger of two all-reduces
 LARGE = 64 * 2**20
@@ -165,5 +165,5 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
         table.add_column(title)
     for check in checks:
         table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]no[/]", check.found)
-    Console().print(table)
+    print_table(table)
     print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")

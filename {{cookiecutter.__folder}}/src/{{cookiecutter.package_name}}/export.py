@@ -46,6 +46,9 @@ def export(config: Config, checkpoint: str, path: Path) -> int:
     (path / "model.json").write_text(text)
     program = path / "model.pt2"
     try:
+        if texts := [part for part in pytree.tree_leaves((inputs, options)) if isinstance(part, str)]:
+            # It would make the texts of this batch a part of the program.
+            raise TypeError(f"its inputs hold text, such as {texts[0]!r}: turn it into numbers in task/objective.py")
         from torch.export import Dim, load, save
         from torch.export import export as trace
 

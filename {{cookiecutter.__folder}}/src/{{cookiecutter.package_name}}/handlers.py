@@ -179,7 +179,8 @@ class StopSignals:
             if trainer.state.iteration < last_step and collectives.all_reduce_any(self.received is not None):
                 save(trainer)
                 step = trainer.state.iteration
-                resume = launcher.RESUME.format(run_dir=self.run_dir)
+                place = {"run_dir": self.run_dir, "nnodes": idist.get_nnodes(), "nproc": idist.get_nproc_per_node()}
+                resume = launcher.RESUME.format(**place)
                 logger.info("stopped by a signal after step %s, checkpoint saved: %s resumes", step, resume)
                 self.stopped = True
                 trainer.terminate()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+import zlib
 from collections import Counter
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import ignite.distributed as idist
@@ -108,8 +110,11 @@ def fingerprint(data: Any, seed: int) -> list[float]:
         for dataset in (data.train, data.val):
             for index in (0, len(dataset) - 1):
                 batch = Reader(dataset, seed).__getitems__(Share(0, [index]))
-                tensors = [part for part in pytree.tree_leaves(batch) if isinstance(part, Tensor)]
-                found += [float(tensor.double().nan_to_num().sum()) for tensor in tensors]
+                for part in pytree.tree_leaves(batch):
+                    if isinstance(part, Tensor):
+                        found.append(float(part.double().nan_to_num().sum()))
+                    elif isinstance(part, str):
+                        found.append(float(zlib.crc32(part.encode())))
     return found
 
 
@@ -154,33 +159,60 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
     # What is compiled would be compiled once more.
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
     batch: Any = trainer.state.batch
+    found: list[tuple[float, float]] = []
+    failure = ""
     with torch.no_grad(), evaluating(model), eager:
         try:
             batch = convert_tensor(batch, idist.device())
-            answered = objective.forward(model, batch)
-            even: Any = apply_to_tensor(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
-            outputs, targets = even
+            outputs, targets = objective.forward(model, batch)
             tell_of_shapes(outputs, targets)
             refuse_metrics_of_many_numbers(outputs, targets, objective)
-            whole, mean = loss_of_halves(outputs, targets, objective)
         except UsageError:
             raise
-        except Exception:  # noqa: BLE001 - such a batch cannot be cut, and the training itself has taken it
+        except Exception:  # noqa: BLE001 - the training itself has taken it
+            outputs = targets = None
+        looks = partial(loss_of_half_batches, model, batch), partial(loss_of_halves, (outputs, targets))
+        for look in looks:
+            try:
+                found.append(look(objective=objective))
+            except Exception as error:  # noqa: BLE001 - such a batch cannot be cut, and the training itself has taken it
+                failure = failure or " ".join(f"{type(error).__name__}: {error}".split())
+    for whole, mean in found:
+        if abs(whole - mean) > 1e-4 * abs(whole):
+            logger.info(
+                "the loss of a batch is %.6g, the mean of those of its halves %.6g: results change with the number of "
+                "processes, and of optim.accumulation_steps",
+                whole,
+                mean,
+            )
             return
-    if abs(whole - mean) > 1e-4 * abs(whole):
+    if not found:
         logger.info(
-            "the loss of a batch is %.6g, the mean of those of its halves %.6g: results change with the number of "
-            "processes, and of optim.accumulation_steps",
-            whole,
-            mean,
+            "a batch cannot be halved (%.200s): if its loss is no mean over the samples, results change with the number of "
+            "processes",
+            failure,
         )
 
 
-def loss_of_halves(outputs: Any, targets: Any, objective: Objective) -> tuple[float, float]:
-    """Return the loss of a batch, and the mean of those of its halves, where both are as different as can be.
+def loss_of_half_batches(model: nn.Module, batch: Any, objective: Objective) -> tuple[float, float]:
+    """Return the loss of a batch, and the mean of those of its halves, as if each were on a process of its own.
+
+    That also shows a loss that compares the samples of a batch with each other, such as a contrastive one.
+    """
+    samples = next(len(part) for part in pytree.tree_leaves(batch) if isinstance(part, Tensor))
+    sizes = [(samples + 1) // 2, samples // 2]
+    losses = [float(objective.loss(*objective.forward(model, cut(batch, part, 2, samples)))) for part in range(2)]
+    mean = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / samples
+    return float(objective.loss(*objective.forward(model, batch))), mean
+
+
+def loss_of_halves(answered: Any, objective: Objective) -> tuple[float, float]:
+    """Return the loss of outputs and targets, and the mean of those of their halves, where both are as different as can be.
 
     At the start, a model answers all samples alike, and whatever a loss divides by, nobody would see it.
     """
+    even: Any = apply_to_tensor(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
+    outputs, targets = even
 
     def losses(outputs: Any, targets: Any) -> tuple[float, float]:
         halves = [float(objective.loss(cut(outputs, part, 2), cut(targets, part, 2))) for part in range(2)]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import yaml
 from jsonargparse import ArgumentParser
 
-from . import distributed
+from . import distributed, storage
 from .checks import Check, batch_check, number_in_environment, require, run_dir_check
 from .command_line import add_settings, parse
-from .config import PACKAGE, Config, DistributedConfig, Size
+from .config import PACKAGE, Config, DistributedConfig, Size, to_dict
 from .distributed import hardware, launcher, starter, transport
 from .errors import UsageError
 from .supervision import supervise
 from .task import settings as task_settings
+
+SUBMITTED = Path("runs/submitted")
 
 USAGE = """usage: scripts/train.sh [--dry-run] [--here] [--section.field value ...]
 
@@ -55,8 +59,8 @@ def launch(arguments: list[str]) -> int:
 
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
-    config, _ = parse(parser, settings)
-    config = distributed.resolve(config)
+    asked, _ = parse(parser, settings)
+    config = distributed.resolve(asked)
     require(setting_checks(config, size.world_sizes(), here=not elsewhere))
     if not starter.STARTS_IN_TRAIN and config.distributed.nproc_per_node != size.nproc_per_node:
         raise UsageError("choose the number of processes with NPROC_PER_NODE=..., so that the launcher knows it too")
@@ -73,15 +77,30 @@ def launch(arguments: list[str]) -> int:
         os.execvp(command[0], command)
     if here:
         return supervise(command, Path(config.train.run_dir))
+    if launcher.QUEUED:
+        command = launcher.command(size, frozen(asked))
     return launcher.start(command, Path(config.train.run_dir))
+
+
+def frozen(config: Config) -> list[str]:
+    """Write all settings to a file that nobody edits, for a job that begins later; return the options that read it."""
+    text = yaml.safe_dump(to_dict(config), sort_keys=False)
+    file = SUBMITTED / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    storage.write(file, text)
+    return ["--config", str(file)]
+
+
+def task_checks(config: Config) -> Iterator[Check]:
+    """Yield what the task requires of this machine."""
+    yield from getattr(task_settings, "requirements", lambda config: ())(config)
 
 
 def setting_checks(config: Config, world_sizes: Sequence[int], here: bool = True) -> Iterator[Check]:
     """Yield what the settings require for each number of processes that there may be; ``here``, of this machine."""
     yield batch_check(config.data.batch_size, world_sizes, config.optim.accumulation_steps)
     if here:
-        # A task may require something of the machine.
-        yield from getattr(task_settings, "requirements", lambda config: ())(config)
+        yield from task_checks(config)
         yield run_dir_check(Path(config.train.run_dir))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import torch
 from ignite.handlers import LRScheduler
@@ -56,6 +57,40 @@ def create_default_optimizer(model: nn.Module, config: Config) -> torch.optim.Op
         # Torch has no such kernel for weights that are shared out.
         fused=fused and not collectives.is_shared_out(model),
     )
+
+
+class GroupSettings:
+    """What the parameter groups were created with, which belongs to a checkpoint.
+
+    A run that resumes takes up the groups as they are in the checkpoint, with what an optimizer counts in them, but for
+    settings that are others by now.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.now = self.then = [
+            {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings of now, one by one, as a list would not be taken for them."""
+        return {"groups": self.now}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what ``state_dict`` returned."""
+        self.then = state["groups"]
+
+    def apply_changes(self) -> None:
+        """Give the groups what is another setting now than when the checkpoint was written."""
+        for group, now, then in zip(self.optimizer.param_groups, self.now, self.then, strict=True):
+            group.update({name: value for name, value in now.items() if name not in then or differ(value, then[name])})
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Tell whether two values, which may be tensors, are not the same."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return not torch.equal(one.cpu(), other.cpu())
+    return bool(one != other)
 
 
 def create_lr_scheduler(

@@ -142,7 +142,7 @@ class RunDirectory:
         refusal = ""
         if any(changes_results(change, self.config.distributed.strategy) for change in self.changes):
             changes = ", ".join(map(str, self.changes))
-            fix = f"choose another train.run_dir, or raise {limit} to train this one longer"
+            fix = f"choose another train.run_dir, or change {limit} alone to train this one longer"
             refusal = f"{self.path} is finished, with other settings ({changes}): {fix}"
         _refuse(refusal, exit_code=2)
 

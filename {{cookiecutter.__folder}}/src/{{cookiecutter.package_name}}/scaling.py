@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from . import storage
@@ -23,6 +22,7 @@ from .distributed import launcher
 from .errors import UsageError
 from .prediction import Predicted, line_through, link_of, predict, where_it_stops_paying
 from .profiling import WARM_UP
+from .tables import print_table
 from .tracking import SWITCH
 from .trials import Start, begin, reason, started_here, started_on_nodes
 
@@ -190,7 +190,7 @@ def show(rows: Sequence[Measured]) -> None:
         speed = (f"{row.milliseconds:.3g}", f"{row.samples_per_second:.0f}")
         rest = (f"{row.exchange:.0%}", str(row.memory_mib), f"{row.wall_s:.1f}")
         table.add_row(str(row.nodes), str(row.processes), str(row.batch_size), *speed, *efficiencies, *rest)
-    Console().print(table)
+    print_table(table)
 
 
 def draw(rows: Sequence[Measured], path: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from . import storage, trials
 from .changes import Settings, changed_settings, changes_results
 from .config import EXIT_RESUMABLE, Config, to_dict
 from .errors import UsageError
+from .tables import print_table
 from .task import objective
 
 
@@ -145,7 +145,7 @@ def show(folder: Path) -> None:
     table = Table(*Spread._fields, box=None, pad_edge=False)
     for row in rows:
         table.add_row(row.metric, str(row.runs), *(f"{value:.4g}" for value in row[2:]))
-    Console().print(table)
+    print_table(table)
     print(f"all is in {folder / 'seeds.csv'}")
     summaries = [json.loads(file.read_text()) for file in folder.glob("seed-*/summary.json")]
     if len(sizes := sorted({summary["world_size"] for summary in summaries})) > 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from .batches import TrainingBatches
@@ -11,6 +10,7 @@ from .binding import load_data
 from .config import Config
 from .errors import UsageError
 from .introduction import title_of
+from .tables import print_table
 
 EPOCHS = 2
 SHOWN_RANKS = 8
@@ -52,7 +52,7 @@ def shards(config: Config, world_size: int) -> int:
             problems.append(f"epoch {epoch + 1} gives {counts.sum()} samples, not {steps * config.data.batch_size}")
     if np.array_equal(orders[0], orders[1]):
         problems.append("both epochs have the same order")
-    Console().print(table)
+    print_table(table)
     left_out = size - steps * config.data.batch_size
     print(f"\n{steps} steps per epoch; padding: 0; left out of each epoch, different ones each time: {left_out}")
     if problems:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from ignite.utils import apply_to_tensor
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -29,6 +28,7 @@ from .distributed import transport
 from .engines import AUTOCAST_TYPES, cut, loss_of
 from .errors import UsageError
 from .optimization import create_optimizer
+from .tables import print_table
 from .task.model import create_model
 
 # Those that share something out.
@@ -69,7 +69,14 @@ def simulate(config: Config, world_size: int) -> int:
     strategies = ["ddp", *(strategy for strategy in SHARING if strategy in transport.STRATEGIES)]
     try:
         with world_of(world_size):
-            rows = [take_step(config, data, objective, batch, strategy, world_size) for strategy in strategies]
+            rows = []
+            for strategy in strategies:
+                try:
+                    rows.append(take_step(config, data, objective, batch, strategy, world_size))
+                except UsageError as error:
+                    if not rows:
+                        raise
+                    print(f"{strategy}: {error}")
             # Whatever is shared out, these are not; with fsdp2, gathered weights would be counted among them.
             rows = [row._replace(activations=rows[0].activations) for row in rows]
     except DataDependentOutputException as error:
@@ -84,7 +91,7 @@ def simulate(config: Config, world_size: int) -> int:
         table.add_column(name, justify="left" if name == "strategy" else "right")
     for row in rows:
         table.add_row(row.strategy, *(f"{value:.4g}" for value in (*row[1:], row.together())))
-    Console().print(table)
+    print_table(table)
     share = config.data.batch_size // world_size
     print(f"MiB on each of {world_size} ranks, for a step of {share} samples; what torch itself needs comes on top")
     return 0

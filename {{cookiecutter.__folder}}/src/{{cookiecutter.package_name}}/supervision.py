@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -66,6 +67,10 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
     if stopped.is_new():
         return EXIT_RESUMABLE
     code = launcher.returncode
+    if signals and code == -signal.SIGTERM:
+        # It had begun no training that could have stopped in order.
+        print("error: stopped before a checkpoint was saved: start again", file=sys.stderr)
+        return 128 + signals[0]
     if code == 0 and signals and not finished.is_new():
         # Some take their processes that a signal has ended for done.
         return 1

@@ -14,7 +14,6 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
-from rich.console import Console
 from rich.table import Table
 
 from . import storage, trials
@@ -24,6 +23,7 @@ from .distributed import launcher
 from .errors import UsageError
 from .launch import planned_size, size_here
 from .ranges import Range, Values, check_ranges, read_ranges
+from .tables import print_table
 from .task import objective
 
 SCORE = f"val_{objective.SCORE}"
@@ -223,7 +223,7 @@ class Sweep:
         table = Table(*titles, box=None, pad_edge=False)
         for row in rows[:MOST_ROWS]:
             table.add_row(*map(shown, row))
-        Console().print(table)
+        print_table(table)
         done = self.trained_to_the_end()
         print(f"{len(done)} of {len(rows)} trials were trained to the end; all are in {self.folder / 'trials.csv'}")
         if done:

@@ -29,9 +29,10 @@ from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
 from .introduction import compare_data, introduce, tell_of_compiling, tell_of_draws, tell_of_loss, title_of
+from .launch import task_checks
 from .local_sgd import WeightAverage
 from .meter import Meter
-from .optimization import create_lr_scheduler, create_optimizer
+from .optimization import GroupSettings, create_lr_scheduler, create_optimizer
 from .profiling import Stopwatch, create_stopwatch, profiled
 from .randomness import seed_samples
 from .run_directory import RunDirectory, may_be_best
@@ -59,6 +60,8 @@ def train(run: RunDirectory, config: Config) -> int:
     logger.info("processes: %s on %s, backend %s", world_size, distributed.device_name(), idist.backend() or "none")
 
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
+    # The machine that has started this one may be another.
+    require(task_checks(config))
     data = load_data(config.task)
     objective = bind(config.task, data)
     if objective.losses and config.optim.accumulation_steps > 1:
@@ -95,6 +98,7 @@ def train(run: RunDirectory, config: Config) -> int:
     state = {"trainer": trainer, "model": plain_model, "optimizer": optimizer, "scaler": scaler, "meter": meter}
     # What the numbers of steps in it are counted in: other data are refused.
     state |= {"batches": batches, "val_batches": val_batches}
+    state["groups"] = group_settings = GroupSettings(optimizer)
     measured = plain_model
     if config.optim.ema_decay is not None:
         measured = state["average"] = average_weights(plain_model, config.optim.ema_decay, trainer)
@@ -104,7 +108,6 @@ def train(run: RunDirectory, config: Config) -> int:
 
     resumed_from = checkpoints.checkpoint_to_resume(run)
     if resumed_from:
-        of_groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
         checkpoints.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
         checkpoints.take_stock(run.checkpoints, save_last, save_best)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
@@ -112,8 +115,7 @@ def train(run: RunDirectory, config: Config) -> int:
             checkpoints.put_later_ones_aside(run, trainer.state.iteration)
         # The schedule and the optimizer's settings are those of now: more epochs, or another rate, change their course.
         scheduler.lr_scheduler.last_epoch = trainer.state.iteration
-        for group, settings in zip(optimizer.param_groups, of_groups, strict=True):
-            group.update(settings)
+        group_settings.apply_changes()
     run.take_up_records(trainer.state.iteration)
     evaluations = trainer.state.iteration // evaluate_every
     as_often = all(change.name != "train.evaluate_every" for change in run.changes)
@@ -124,6 +126,8 @@ def train(run: RunDirectory, config: Config) -> int:
         limit = "epochs" if config.train.max_iterations is None else "max_iterations"
         limit = f"train.{limit if at_end else 'patience'}"
         run.refuse_changes(limit)
+        if resumed_from == Path(config.train.resume):
+            raise UsageError(f"the training of {resumed_from} has reached its end: raise {limit} to train it further")
         logger.info("%s is complete: raise %s to train longer, or choose another train.run_dir", run.path, limit)
         # It may have been killed between its last checkpoint and its summary.
         return 0 if run.is_finished(trainer.state.iteration) else finish(run, kept, resumed_from, title_of(data))
@@ -211,6 +215,8 @@ def train(run: RunDirectory, config: Config) -> int:
         if step % evaluate_every == 0 or step == last_step:
             evaluate_and_save()
             if step == last_step or run.is_out_of_patience():
+                if step < last_step:
+                    logger.info("ends early: no better score in the last %s evaluations", config.train.patience)
                 trainer.terminate()
         elif step % save_every == 0:
             save(trainer)

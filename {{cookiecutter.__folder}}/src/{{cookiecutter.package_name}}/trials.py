@@ -19,7 +19,7 @@ from .checks import require
 from .config import EXIT_RESUMABLE, PACKAGE, Config, to_dict
 from .distributed import hardware, launcher
 from .errors import UsageError
-from .launch import planned_size
+from .launch import frozen, planned_size
 from .supervision import LEFT_ALONE_S, Mark
 
 TRAINING_LIMIT_S = 1800.0
@@ -81,6 +81,9 @@ def command_of_each(here: bool) -> list[str] | None:
 def submit(config: Config, arguments: list[str]) -> int:
     """Submit this command itself, whose trainings then start inside its jobs; return the exit code."""
     require(distributed.checks(config.distributed, machine=False))
+    if launcher.QUEUED:
+        command, *others = arguments
+        arguments = [command, *frozen(config), *others]
     return launcher.start(["env", *launcher.command(planned_size(), arguments)], Path(config.train.run_dir))
 
 

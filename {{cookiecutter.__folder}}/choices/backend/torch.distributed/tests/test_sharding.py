@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import FOLDERS, Run, call, run, train
-from frame import distributed, storage
+from frame import distributed, errors, storage
+from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 ONE = ("--distributed.nproc_per_node", "1")
@@ -30,6 +31,13 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a run of two processes and two epochs."""
     folder = tmp_path_factory.mktemp("sharded") / "run"
     return train(folder, 2, *FSDP2, "--optim.clip_norm", "0.1", "--train.epochs", "2")
+
+
+def test_a_weight_without_a_dimension_is_named() -> None:
+    model: Any = nn.Linear(1, 1)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(errors.UsageError, match="fsdp2 cannot share out scale, a number without a dimension"):
+        import_module("small.sharding").share_out_weights(model, None)
 
 
 def test_a_folder_is_as_good_as_its_training_said(sharded: Run, tmp_path: Path) -> None:

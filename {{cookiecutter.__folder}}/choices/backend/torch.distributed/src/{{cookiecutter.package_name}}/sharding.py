@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from . import collectives, host_memory, storage
+from .errors import UsageError
 
 # A module of a list is gathered by itself if it has so many weights: fewer are not worth an exchange of their own.
 LEAST_NUMEL = 2**18
@@ -77,7 +78,13 @@ def share_out_weights(model: nn.Module, mesh: DeviceMesh, device: torch.device |
 
     Args:
         device: where each of them goes before, with the weights of rank 0.
+
+    Raises:
+        UsageError: if a weight is a single number without a dimension.
     """
+    for name, weight in model.named_parameters():
+        if weight.ndim == 0:
+            raise UsageError(f"fsdp2 cannot share out {name}, a number without a dimension: give it the shape (1,)", 1)
     # A module may stand in several lists.
     for part in dict.fromkeys((*large_parts(model), model)):
         if device is not None:

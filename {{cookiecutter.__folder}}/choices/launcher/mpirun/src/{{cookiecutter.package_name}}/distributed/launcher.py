@@ -21,6 +21,7 @@ from . import starter, transport
 
 NAME = "mpirun"
 ELSEWHERE = False  # the training runs where it is started
+QUEUED = False  # it does not wait in a queue, where its settings would have to be kept
 RESUME = "the same command"  # what resumes a stopped training
 # variables with which one command starts the processes of many nodes, and waits for them
 ON_NODES: dict[str, str] | None = {}

@@ -23,8 +23,9 @@ from . import hardware, starter
 
 NAME = "slurm"
 ELSEWHERE = True  # the training runs on other machines than this one
+QUEUED = True  # it waits in a queue, and keeps the settings that it had when it was submitted
 # what a stopped training says: a requeued job does so by itself
-RESUME = "RUN_DIR={run_dir} scripts/train.sh --config {run_dir}/config.yaml"
+RESUME = "NNODES={nnodes} NPROC_PER_NODE={nproc} RUN_DIR={run_dir} scripts/train.sh --config {run_dir}/config.yaml"
 # variables with which one command starts the processes of many nodes, and waits for them
 ON_NODES: dict[str, str] | None = {"SBATCH_WAIT": "1", "RUN_DIR": "{run_dir}"}
 

@@ -16,6 +16,7 @@ from . import starter
 
 NAME = "spawn"
 ELSEWHERE = False  # the training runs where it is started
+QUEUED = False  # it does not wait in a queue, where its settings would have to be kept
 RESUME = "the same command"  # what resumes a stopped training
 # no single command starts the processes of many nodes, and waits for them
 ON_NODES: dict[str, str] | None = None

@@ -1,0 +1,16 @@
+"""Tables on the screen."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+# Where no screen says how wide it is, nothing is to be cut.
+WIDE = 1000
+
+
+def print_table(table: Table) -> None:
+    """Print a table, to a file or a program in its full width."""
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
