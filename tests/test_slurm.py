@@ -169,6 +169,11 @@ def test_the_time_limit_loses_nothing(project: Installed, starter: str) -> None:
 def test_preemption_loses_nothing(project: Installed) -> None:
     job = submit(project, *LONG, RUN_DIR="runs/preempted", NNODES="2", NPROC_PER_NODE="1")
     wait_for(lambda: "epoch 2/" in output_of(project, job), "the training")
+    # As somebody does who goes on to the next experiment.
+    defaults = project.path / "configs" / "default.yaml"
+    before = defaults.read_text()
+    assert "lr: 0.003" in before
+    defaults.write_text(before.replace("lr: 0.003", "lr: 0.5"))
     urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"]
     other = cluster.slurm("sbatch", "--parsable", *urgent).strip()
     assert wait_for_end(other) == "COMPLETED"
@@ -176,6 +181,9 @@ def test_preemption_loses_nothing(project: Installed) -> None:
     assert int(job_state(job)["Restarts"]) == 1
     assert "stopped by a signal" in output_of(project, job)
     assert_every_epoch_once(project, "runs/preempted")
+    defaults.write_text(before)
+    assert "settings changed" not in output_of(project, job)
+    assert "lr: 0.003" in (project.path / "runs/preempted/config.yaml").read_text()
 
 
 def test_a_node_that_dies_costs_one_epoch_at_most(project: Installed) -> None:

@@ -12,8 +12,8 @@ import ignite.distributed as idist
 import numpy as np
 import pytest
 import torch
-from conftest import call
-from frame import backend, binding, config, engines, errors, introduction, objective, task_data
+from conftest import FOLDERS, call, reason_not_to_start, run
+from frame import backend, binding, config, distributed, engines, errors, introduction, objective, task_data
 from ignite.metrics import EpochMetric, MeanSquaredError
 from torch import nn
 from torch.nn.functional import binary_cross_entropy, cross_entropy, mse_loss
@@ -41,6 +41,16 @@ def test_a_loss_that_is_no_mean_shows_even_where_a_model_answers_all_alike() -> 
         return binary_cross_entropy(scores, torch.zeros_like(scores))
 
     assert losses(of_probabilities) == (0.0, 0.0)
+
+
+def test_what_the_task_requires_is_looked_at_where_it_trains() -> None:
+    """A launcher may start the processes on other machines than its own."""
+    if reason := reason_not_to_start(2):
+        pytest.skip(reason)
+    command = distributed.local_command(2, ["train", "--task.requires", "nowhere", *distributed.TRIAL])
+    answer = run(command, FOLDERS["small"])
+    assert (answer.code != 0, "error: module nowhere: choose another task.requires" in answer.errors) == (True, True)
+    assert "failed at" not in answer.errors
 
 
 @pytest.mark.parametrize(

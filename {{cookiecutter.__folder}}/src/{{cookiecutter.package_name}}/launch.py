@@ -78,7 +78,7 @@ def launch(arguments: list[str]) -> int:
     if here:
         return supervise(command, Path(config.train.run_dir))
     if launcher.QUEUED:
-        command = launcher.command(size, frozen(asked))
+        command = ["env", *launcher.command(size, frozen(asked))]
     return launcher.start(command, Path(config.train.run_dir))
 
 
