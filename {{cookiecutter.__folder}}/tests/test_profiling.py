@@ -38,6 +38,7 @@ def test_a_profile_shows_where_the_time_goes_and_changes_nothing(tmp_path: Path,
     about = json.loads((run.path / "profile/profile.json").read_text())
     assert about["gflop_per_step"] * 1e9 == pytest.approx(3 * 2 * 64 * (3 * 16 + 16 * 16 + 16))
     assert 0 < about["gflop_per_s"] < about["gflop_per_s_of_large_products"]
+    assert ("the trace itself takes time" in run.log) == (profile == "torch")
     if profile == "torch":
         with gzip.open(run.path / "profile/trace_0.json.gz") as trace:
             names = {event.get("name") for event in json.load(trace)["traceEvents"]}

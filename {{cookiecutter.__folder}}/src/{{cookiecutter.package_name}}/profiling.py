@@ -171,7 +171,9 @@ def profiled(
             speed / 1e9,
             100 * speed / peak,
         )
-    logger.info("%s; all is in %s", verdict(shares, config), folder)
+    traces = config.train.profile == "torch"
+    said = "the trace itself takes time: train.profile basic says what holds this training back"
+    logger.info("%s; all is in %s", said if traces else verdict(shares, config), folder)
 
 
 def shares_of(stopwatch: RunningStopwatch) -> Iterator[Share]:

@@ -12,6 +12,7 @@ SBATCH_PARTITION, SBATCH_ACCOUNT, SBATCH_TIMELIMIT and the like are sbatch's own
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def command(size: Size, settings: list[str]) -> list[str]:
     """Return the command that submits the job, with the variables to set before it; or those that share a sweep.
 
     Raises:
-        UsageError: for a run directory that the job would not know, or a starter that is not there.
+        UsageError: for a run directory that the job would not know, a starter that is not there, or what are no seeds.
     """
     shared = settings[:1] in (["sweep"], ["seeds"])
     if not shared and any(word.startswith("--train.run_dir") for word in settings):
@@ -56,7 +57,10 @@ def command(size: Size, settings: list[str]) -> list[str]:
     if shared:
         # To the job's script, which passes it on: between two trials no step is there to get it.
         options.append(f"--signal=B:{os.environ.get('SBATCH_SIGNAL', 'USR1@60').removeprefix('B:')}")
-    array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else os.environ.get("SEEDS")
+    seeds = os.environ.get("SEEDS") or ""
+    if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
+        raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
+    array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else seeds
     if array:
         options += [f"--array={array}", "--output=slurm-%A_%a.out"]
     return [*variables, "sbatch", "--parsable", *options, "scripts/train.sbatch", *settings]
