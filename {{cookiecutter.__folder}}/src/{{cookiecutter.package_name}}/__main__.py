@@ -129,7 +129,8 @@ def run_command(command: str, arguments: list[str]) -> int:
 
             preflight(config)
         return distributed.run(training, config)
-    from . import connectivity, doctor, evaluation, export, scaling, seeds, shards
+    with importing():
+        from . import connectivity, doctor, evaluation, export, scaling, seeds, shards
 
     if command in FROM_CHECKPOINT:
         given = options["checkpoint"]

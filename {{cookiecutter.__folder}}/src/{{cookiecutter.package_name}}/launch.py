@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shlex
@@ -46,10 +47,13 @@ def launch(arguments: list[str]) -> int:
     # The number first, so that a given one wins, where ``train`` starts the processes.
     number = ["--distributed.nproc_per_node", str(size.nproc_per_node)] if size.nproc_per_node else []
     settings = [*number, *given]
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_settings(parser)
+    asked, _ = parse(parser, settings)
     if here:
         command = distributed.local_command(size.nproc_per_node, ["train", *given])
     else:
-        command = launcher.command(size, settings)
+        command = launcher.command(size, frozen(asked, settings) if launcher.QUEUED else settings)
     elsewhere = launcher.ELSEWHERE and not here
     preset = {} if elsewhere else hardware.ENVIRONMENT
     command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in preset.items()), *command]
@@ -57,9 +61,6 @@ def launch(arguments: list[str]) -> int:
         print(shlex.join(command))
         return 0
 
-    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    add_settings(parser)
-    asked, _ = parse(parser, settings)
     config = distributed.resolve(asked)
     require(setting_checks(config, size.world_sizes(), here=not elsewhere))
     if not starter.STARTS_IN_TRAIN and config.distributed.nproc_per_node != size.nproc_per_node:
@@ -77,18 +78,18 @@ def launch(arguments: list[str]) -> int:
         os.execvp(command[0], command)
     if here:
         return supervise(command, Path(config.train.run_dir))
-    if launcher.QUEUED:
-        command = ["env", *launcher.command(size, frozen(asked))]
     return launcher.start(command, Path(config.train.run_dir))
 
 
-def frozen(config: Config) -> list[str]:
-    """Write all settings to a file that nobody edits, for a job that begins later; return the options that read it."""
+def frozen(config: Config, arguments: list[str]) -> list[str]:
+    """Write all settings to a file that nobody edits, for a job that begins later; return ``arguments`` that read it alone."""
     text = yaml.safe_dump(to_dict(config), sort_keys=False)
     file = SUBMITTED / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     storage.write(file, text)
-    return ["--config", str(file)]
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", action="append")
+    return ["--config", str(file), *finder.parse_known_args(arguments)[1]]
 
 
 def task_checks(config: Config) -> Iterator[Check]:

@@ -83,7 +83,7 @@ def submit(config: Config, arguments: list[str]) -> int:
     require(distributed.checks(config.distributed, machine=False))
     if launcher.QUEUED:
         command, *others = arguments
-        arguments = [command, *frozen(config), *others]
+        arguments = [command, *frozen(config, others)]
     return launcher.start(["env", *launcher.command(planned_size(), arguments)], Path(config.train.run_dir))
 
 
