@@ -213,6 +213,33 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     assert (run / "stopped").exists()
 
 
+def test_ctrl_c_while_the_launcher_begins_is_told(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    run = tmp_path / "run"
+    command = ["env", "--default-signal=INT", "scripts/train.sh", *LONG, "--train.run_dir", str(run)]
+    process = subprocess.Popen(
+        command,
+        cwd=project.path,
+        env=project.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def starts_torchrun() -> bool:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return any("torchrun" in cluster.command_line(int(pid)) for pid in children)
+
+    with killed_at_last(process, run):
+        wait_for(starts_torchrun, "the launcher to begin")
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (
+        130,
+        "error: stopped before a checkpoint was saved: start again\n",
+    )
+
+
 def test_a_signal_while_an_end_is_noticed_does_no_harm(install: Installer, tmp_path: Path) -> None:
     """The signal comes after the kernel has said that a process ended, before torch has heard of it.
 
