@@ -16,6 +16,7 @@ from . import starter
 
 NAME = "nice"
 ELSEWHERE = False  # the training runs where it is started
+QUEUED = False  # it does not wait in a queue, where its settings would have to be kept
 ON_NODES: dict[str, str] | None = None
 RESUME = "the same command"  # what resumes a stopped training
 
