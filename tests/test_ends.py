@@ -213,18 +213,22 @@ def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer
     assert (run / "stopped").exists()
 
 
-def test_ctrl_c_while_the_launcher_begins_is_told(install: Installer, tmp_path: Path) -> None:
-    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
-    run = tmp_path / "run"
-    command = ["env", "--default-signal=INT", "scripts/train.sh", *LONG, "--train.run_dir", str(run)]
-    process = subprocess.Popen(
-        command,
+def begin(project: Installed, run: Path, *before: str) -> subprocess.Popen[str]:
+    """Start a long training, whose errors can be read; return at once."""
+    return subprocess.Popen(
+        [*before, "scripts/train.sh", *LONG, "--train.run_dir", str(run)],
         cwd=project.path,
         env=project.environment,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def test_ctrl_c_while_the_launcher_begins_is_told(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    run = tmp_path / "run"
+    process = begin(project, run, "env", "--default-signal=INT")
 
     def starts_torchrun() -> bool:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -279,15 +283,7 @@ def test_a_signal_before_the_other_processes_are_started_is_passed_on(
     install: Installer, tmp_path: Path
 ) -> None:
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
-    command = ["scripts/train.sh", *LONG, "--train.run_dir", str(tmp_path / "run")]
-    process = subprocess.Popen(
-        command,
-        cwd=project.path,
-        env=project.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = begin(project, tmp_path / "run")
 
     def keeps_the_signal() -> bool:
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())

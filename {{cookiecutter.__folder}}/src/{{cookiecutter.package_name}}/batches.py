@@ -298,19 +298,21 @@ class Reader:
             try:
                 return self.fetch_many(indices, *seeds)
             except Exception as error:
-                if hasattr(error, "add_note"):
-                    error.add_note(f"in {type(self.dataset).__name__}.__getitems__({indices})")
+                self.add_place(error, f".__getitems__({indices})")
                 raise
         samples = []
         for index in indices:
             try:
                 samples.append(self.dataset[index])
             except Exception as error:
-                # Below its traceback; Python 3.10 has no notes.
-                if hasattr(error, "add_note"):
-                    error.add_note(f"in {type(self.dataset).__name__}[{index}]")
+                self.add_place(error, f"[{index}]")
                 raise
         return samples
+
+    def add_place(self, error: Exception, place: str) -> None:
+        """Let an error say, below its traceback, which samples the dataset was asked for; Python 3.10 has no notes."""
+        if hasattr(error, "add_note"):
+            error.add_note(f"in {type(self.dataset).__name__}{place}")
 
     def fetch_one_by_one(self, indices: list[int], seeds: npt.NDArray[np.int64]) -> list[Any]:
         """Return a list of samples, each with random numbers of its own."""

@@ -73,7 +73,7 @@ class GroupSettings:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings of now, one by one, as a list would not be taken for them."""
+        """Return what belongs to a checkpoint."""
         return {"groups": self.now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
