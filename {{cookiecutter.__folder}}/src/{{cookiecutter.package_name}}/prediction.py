@@ -16,13 +16,14 @@ PAYS = 0.1
 
 
 class Predicted(NamedTuple):
-    """The milliseconds of a step that so many processes would take, by three ways to exchange."""
+    """The milliseconds of a step that so many processes would take, by four ways to exchange."""
 
     processes: int
     batch_size: int
     ring: float
     tree: float
     master: float
+    pairs: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Link:
     def master(self, size: float, processes: int) -> float:
         """Return the seconds of one in which a single process receives from all others, and sends to them."""
         return 2 * (processes - 1) * (self.latency_s + size / self.bandwidth)
+
+    def pairs(self, size: float, processes: int) -> float:
+        """Return the seconds of one between pairs, then between pairs of pairs, and so on."""
+        return math.ceil(math.log2(processes)) * (self.latency_s + size / self.bandwidth)
 
 
 def link_of(measured: dict[str, Any], processes: int) -> Link:
@@ -78,16 +83,17 @@ def predict(link: Link, compute: tuple[float, float], size: float, batch_size: i
         if processes > batch_size:
             return
         alone = per_step + per_sample * batch_size / processes
-        exchanges = (link.ring(size, processes), link.tree(size, processes), link.master(size, processes))
-        yield Predicted(processes, batch_size, *(1e3 * (alone + exchange) for exchange in exchanges))
+        ways = (link.ring, link.tree, link.master, link.pairs)
+        yield Predicted(processes, batch_size, *(1e3 * (alone + way(size, processes)) for way in ways))
 
 
-def where_it_stops_paying(predicted: Sequence[Predicted]) -> str:
-    """Return one sentence: how many processes are worth it."""
+def where_it_stops_paying(predicted: Sequence[Predicted], in_pairs: bool) -> str:
+    """Return one sentence: how many processes are worth it, if gradients travel in pairs, or else in a ring."""
     said = f"predicted for batches of {predicted[0].batch_size}, each process with a core of its own: adding processes"
-    for row, more in pairwise(predicted):
-        gain = row.ring / more.ring - 1
+    steps = [(row.processes, row.pairs if in_pairs else row.ring) for row in predicted]
+    for (processes, step), (more, next_step) in pairwise(steps):
+        gain = step / next_step - 1
         if gain < PAYS:
-            what = f"gain {gain:.0%}" if gain > 0 else f"take {more.ring / row.ring - 1:.0%} longer"
-            return f"{said} stops paying at {row.processes}: {more.processes} would {what}"
+            what = f"gain {gain:.0%}" if gain > 0 else f"take {next_step / step - 1:.0%} longer"
+            return f"{said} stops paying at {processes}: {more} would {what}"
     return f"{said} pays up to {predicted[-1].processes} at least"

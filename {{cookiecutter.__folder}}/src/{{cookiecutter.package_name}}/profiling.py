@@ -152,6 +152,7 @@ def profiled(
         "gflop_per_s_of_large_products": peak / 1e9,
         "gradient_bytes": gradient_bytes,
         "all_reduce": exchanges,
+        "in_pairs": hasattr(model, "averages_in_pairs"),
         "memory_mib": memory,
     }
     storage.write(folder / "profile.json", json.dumps(about, indent=2) + "\n")

@@ -223,7 +223,7 @@ def train(run: RunDirectory, config: Config) -> int:
 
     signals.attach(trainer, save_for_good, config.train.log_every, last_step)
     flops = partial(step_flops, plain_model, config, objective), partial(peak_flops, config)
-    profile = profiled(trainer, stopwatch, plain_model, config, run.path / "profile", *flops)
+    profile = profiled(trainer, stopwatch, model, config, run.path / "profile", *flops)
     # A launcher that ends what is left after a failure does not keep a checkpoint from being written to its end.
     with (
         step_log.shown(),

@@ -34,6 +34,10 @@ FUSED_OPTIMIZER = True
 STEP_AVERAGES = False
 # Before these steps, gradients that change fast travel whole.
 POWERSGD_STARTS_AT = 10
+# Up to how many bytes of gradients gloo averages faster in pairs than in its ring: processes of one machine, or of several.
+IN_PAIRS_ON_ONE_MACHINE, IN_PAIRS_ON_MANY = 2**20, 2**17
+# The exchange in pairs that is under way, if one is: torch's flight recorder does not know of it.
+UNDER_WAY: list[str] = []
 # How long a process that waits in vain for others asks them whether they wait too.
 ROLL_CALL_S = 3.0
 STORE_IS_SILENT = "the process that keeps the store does not answer: it is that of rank 0, or the launcher"
@@ -124,7 +128,8 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         bucket_cap_mb=averaging.bucket_mib,
         static_graph=averaging.static_graph,
     )
-    if averaging.compression == "none" and not averaging.ready:
+    in_pairs = averaging.compression == "none" and _few_bytes(model)
+    if averaging.compression == "none" and not averaging.ready and not in_pairs:
         # Torch's own exchange takes no turn of Python.
         return wrapped
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -136,7 +141,7 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         "bf16": default_hooks.bf16_compress_hook,
         "powersgd": powerSGD_hook.powerSGD_hook,
     }
-    send = hooks[averaging.compression]
+    send = _average_in_pairs if in_pairs else hooks[averaging.compression]
     if averaging.compression == "powersgd":
         # What is left out of one exchange is added to the next one.
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_STARTS_AT)
@@ -152,7 +157,46 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         return sent
 
     wrapped.register_comm_hook(state, exchange)
+    if in_pairs:
+        wrapped.averages_in_pairs = True  # type: ignore[assignment]  # for the profile
     return wrapped
+
+
+def _few_bytes(model: nn.Module) -> bool:
+    """Tell whether gradients are so few that their exchange is a matter of messages, of which pairs need the fewest."""
+    world_size = idist.get_world_size()
+    if idist.backend() != "gloo" or idist.device().type != "cpu" or world_size & (world_size - 1):
+        return False
+    size = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
+    return size <= (IN_PAIRS_ON_ONE_MACHINE if idist.get_nnodes() == 1 else IN_PAIRS_ON_MANY)
+
+
+def _average_in_pairs(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+    """Average gradients, as a hook of DistributedDataParallel."""
+    gradients = bucket.buffer()
+    add_in_pairs(gradients, bucket.index())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(gradients.div_(dist.get_world_size()))
+    return done
+
+
+def add_in_pairs(tensor: Tensor, tag: int = 0) -> None:
+    """Replace ``tensor`` by its sum over pairs of ranks, then over pairs of pairs, and so on, up to all 2**k of them.
+
+    That takes log2(n) messages of each process, one after the other, where gloo's ring takes 2(n-1). All ranks get the same
+    bits, as both of a pair add the same two numbers.
+    """
+    UNDER_WAY.append(f"the exchange of gradients in pairs, {tensor.nbytes:,} bytes")
+    others, distance = torch.empty_like(tensor), 1
+    while distance < dist.get_world_size():
+        partner = dist.get_rank() ^ distance
+        sent = dist.isend(tensor, partner, tag=tag)
+        dist.recv(others, partner, tag=tag)
+        assert sent
+        sent.wait()
+        tensor += others
+        distance *= 2
+    UNDER_WAY.clear()
 
 
 def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging) -> Optimizer:
@@ -238,7 +282,9 @@ def _roll_call() -> str:
 
 
 def _last_exchange() -> str:
-    """Return the exchange that this process began last, as far as torch's flight recorder knows it."""
+    """Return the exchange that this process began last, as far as it is known."""
+    if UNDER_WAY:
+        return UNDER_WAY[0]
     try:
         from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
     except ImportError:  # older versions of torch
