@@ -1,7 +1,7 @@
 """What no data-parallel training can beat: the steps of a process that trains alone, then one exchange of all gradients.
 
 Both processes take their steps at the same time, as they share the machine; the batches are ready, memory that is freed is
-kept, AdamW is fused, and few gradients travel in pairs, as in the rendered project. What the backward pass could hide of the exchange is not taken into
+kept, AdamW is fused, and few gradients go up a tree, as in the rendered project. What the backward pass could hide of the exchange is not taken into
 account. apart.py leaves out the exchange.
 """
 
@@ -11,7 +11,7 @@ import os
 import torch
 import torch.distributed as dist
 from common import LR, read_work, tell_of_epoch
-from my_ddl_project.distributed.backend import IN_PAIRS_ON_ONE_MACHINE, add_in_pairs
+from my_ddl_project.distributed.backend import FEW_BYTES, add_by_tree
 from my_ddl_project.host_memory import keep_freed_memory
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -28,8 +28,8 @@ def main(exchanges: bool = True) -> None:
     optimizer = torch.optim.AdamW(work.model.parameters(), LR, fused=True)
     work.model.train()
     gradients = torch.zeros(sum(parameter.numel() for parameter in work.model.parameters()))
-    in_pairs = dist.get_backend() == "gloo" and gradients.nbytes <= IN_PAIRS_ON_ONE_MACHINE
-    exchange = add_in_pairs if in_pairs else dist.all_reduce
+    by_tree = dist.get_backend() == "gloo" and gradients.nbytes <= FEW_BYTES
+    exchange = add_by_tree if by_tree else dist.all_reduce
     for epoch in itertools.count():
         for number in range(steps):
             batch, targets = batches[number % len(batches)]

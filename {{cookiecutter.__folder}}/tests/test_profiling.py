@@ -57,7 +57,7 @@ def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> No
     assert all(timed["milliseconds"] > 0 for timed in about["all_reduce"])
     assert 0 < exchange["milliseconds"] <= exchange["slowest_milliseconds"]
     here = settings_here().distributed
-    assert about["in_pairs"] == (here.backend == "gloo" and here.device == "cpu")
+    assert about["by_tree"] == (here.backend == "gloo" and here.device == "cpu")
 
 
 def test_a_dataset_that_holds_the_training_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ import socket
 import statistics
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
 import ignite.distributed as idist
 import torch
+from torch import Tensor
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
 from .distributed import backend
@@ -105,7 +107,9 @@ def meet(nnodes: int, timeout_s: float) -> int:
     return 0
 
 
-def time_all_reduce(size: int) -> list[dict[str, float]]:
+def time_all_reduce(
+    size: int, all_reduce_sum: Callable[[Tensor], None] = backend.all_reduce_sum
+) -> list[dict[str, float]]:
     """Return the median time of adding up tensors of 1 KB and of ``size`` bytes over all processes: delay and bandwidth.
 
     Every rank must call it.
@@ -116,7 +120,7 @@ def time_all_reduce(size: int) -> list[dict[str, float]]:
         seconds = []
         for _ in range(repetitions + 1):
             started = time.perf_counter()
-            backend.all_reduce_sum(tensor)
+            all_reduce_sum(tensor)
             seconds.append(time.perf_counter() - started)
             tensor.fill_(1.0)
         median = statistics.median(seconds[1:])

@@ -16,14 +16,13 @@ PAYS = 0.1
 
 
 class Predicted(NamedTuple):
-    """The milliseconds of a step that so many processes would take, by four ways to exchange."""
+    """The milliseconds of a step that so many processes would take, by three ways to exchange."""
 
     processes: int
     batch_size: int
     ring: float
     tree: float
     master: float
-    pairs: float
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,15 @@ class Link:
         """Return the seconds of one in which a single process receives from all others, and sends to them."""
         return 2 * (processes - 1) * (self.latency_s + size / self.bandwidth)
 
-    def pairs(self, size: float, processes: int) -> float:
-        """Return the seconds of one between pairs, then between pairs of pairs, and so on."""
-        return math.ceil(math.log2(processes)) * (self.latency_s + size / self.bandwidth)
-
 
 def link_of(measured: dict[str, Any], processes: int) -> Link:
     """Return the link that explains the all-reduces that a doctor or a profile has timed between so many processes."""
     small, large = measured["all_reduce"]
-    rounds = 2 * (processes - 1)
+    by_tree = measured.get("by_tree", False)
+    rounds = 2 * math.ceil(math.log2(processes)) if by_tree else 2 * (processes - 1)
     latency = small["milliseconds"] / 1e3 / rounds
     seconds = max(large["milliseconds"] / 1e3 - rounds * latency, 1e-6)
-    return Link(latency, rounds / processes * large["bytes"] / seconds)
+    return Link(latency, rounds / (1 if by_tree else processes) * large["bytes"] / seconds)
 
 
 def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -83,14 +79,14 @@ def predict(link: Link, compute: tuple[float, float], size: float, batch_size: i
         if processes > batch_size:
             return
         alone = per_step + per_sample * batch_size / processes
-        ways = (link.ring, link.tree, link.master, link.pairs)
-        yield Predicted(processes, batch_size, *(1e3 * (alone + way(size, processes)) for way in ways))
+        exchanges = (link.ring(size, processes), link.tree(size, processes), link.master(size, processes))
+        yield Predicted(processes, batch_size, *(1e3 * (alone + exchange) for exchange in exchanges))
 
 
-def where_it_stops_paying(predicted: Sequence[Predicted], in_pairs: bool) -> str:
-    """Return one sentence: how many processes are worth it, if gradients travel in pairs, or else in a ring."""
+def where_it_stops_paying(predicted: Sequence[Predicted], by_tree: bool) -> str:
+    """Return one sentence: how many processes are worth it, if gradients go up a tree, or else around a ring."""
     said = f"predicted for batches of {predicted[0].batch_size}, each process with a core of its own: adding processes"
-    steps = [(row.processes, row.pairs if in_pairs else row.ring) for row in predicted]
+    steps = [(row.processes, row.tree if by_tree else row.ring) for row in predicted]
     for (processes, step), (more, next_step) in pairwise(steps):
         gain = step / next_step - 1
         if gain < PAYS:

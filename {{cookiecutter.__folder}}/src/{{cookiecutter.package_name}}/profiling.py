@@ -138,7 +138,8 @@ def profiled(
     gradient_bytes = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
     least, most = EXCHANGED
     alone = idist.get_world_size() == 1
-    exchanges = [] if alone else connectivity.time_all_reduce(min(max(gradient_bytes, least), most))
+    size, tree = min(max(gradient_bytes, least), most), getattr(model, "by_tree", None)
+    exchanges = [] if alone else connectivity.time_all_reduce(size, *([tree] if tree else []))
     if not writes or not shares:
         return
     storage.write_table(folder / "parts.csv", Share._fields, shares)
@@ -152,7 +153,7 @@ def profiled(
         "gflop_per_s_of_large_products": peak / 1e9,
         "gradient_bytes": gradient_bytes,
         "all_reduce": exchanges,
-        "in_pairs": hasattr(model, "averages_in_pairs"),
+        "by_tree": tree is not None,
         "memory_mib": memory,
     }
     storage.write(folder / "profile.json", json.dumps(about, indent=2) + "\n")

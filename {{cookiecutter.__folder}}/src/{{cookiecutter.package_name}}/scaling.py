@@ -89,7 +89,7 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
         size = float(abouts[most]["gradient_bytes"])
         predicted = list(predict(link, compute, size, max(batches)))
         storage.write_table(folder / "predicted.csv", Predicted._fields, predicted)
-        print(where_it_stops_paying(predicted, abouts[most]["in_pairs"]))
+        print(where_it_stops_paying(predicted, abouts[most]["by_tree"]))
     draw(rows, folder / "scaling.png")
     print(f"all is in {folder}")
     return 0

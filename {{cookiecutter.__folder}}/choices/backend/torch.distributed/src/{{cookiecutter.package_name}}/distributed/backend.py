@@ -34,9 +34,9 @@ FUSED_OPTIMIZER = True
 STEP_AVERAGES = False
 # Before these steps, gradients that change fast travel whole.
 POWERSGD_STARTS_AT = 10
-# Up to how many bytes of gradients gloo averages faster in pairs than in its ring: processes of one machine, or of several.
-IN_PAIRS_ON_ONE_MACHINE, IN_PAIRS_ON_MANY = 2**20, 2**17
-# The exchange in pairs that is under way, if one is: torch's flight recorder does not know of it.
+# Up to how many bytes of gradients the processes of a machine exchange faster up a tree than in gloo's ring.
+FEW_BYTES = 2**18
+# The exchange up a tree that is under way, if one is: torch's flight recorder does not know of it.
 UNDER_WAY: list[str] = []
 # How long a process that waits in vain for others asks them whether they wait too.
 ROLL_CALL_S = 3.0
@@ -128,8 +128,8 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         bucket_cap_mb=averaging.bucket_mib,
         static_graph=averaging.static_graph,
     )
-    in_pairs = averaging.compression == "none" and _few_bytes(model)
-    if averaging.compression == "none" and not averaging.ready and not in_pairs:
+    by_tree = averaging.compression == "none" and _tree_is_faster(model)
+    if averaging.compression == "none" and not averaging.ready and not by_tree:
         # Torch's own exchange takes no turn of Python.
         return wrapped
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -141,7 +141,7 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         "bf16": default_hooks.bf16_compress_hook,
         "powersgd": powerSGD_hook.powerSGD_hook,
     }
-    send = _average_in_pairs if in_pairs else hooks[averaging.compression]
+    send = _average_by_tree if by_tree else hooks[averaging.compression]
     if averaging.compression == "powersgd":
         # What is left out of one exchange is added to the next one.
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_STARTS_AT)
@@ -157,45 +157,49 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         return sent
 
     wrapped.register_comm_hook(state, exchange)
-    if in_pairs:
-        wrapped.averages_in_pairs = True  # type: ignore[assignment]  # for the profile
+    if by_tree:
+        # So that a profile times the same.
+        wrapped.by_tree = add_by_tree  # type: ignore[assignment]
     return wrapped
 
 
-def _few_bytes(model: nn.Module) -> bool:
-    """Tell whether gradients are so few that their exchange is a matter of messages, of which pairs need the fewest."""
-    world_size = idist.get_world_size()
-    if idist.backend() != "gloo" or idist.device().type != "cpu" or world_size & (world_size - 1):
-        return False
+def _tree_is_faster(model: nn.Module) -> bool:
+    """Tell whether gradients are so few that their exchange is a matter of messages, and between processes of one machine."""
     size = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
-    return size <= (IN_PAIRS_ON_ONE_MACHINE if idist.get_nnodes() == 1 else IN_PAIRS_ON_MANY)
+    by_gloo = idist.backend() == "gloo" and idist.device().type == "cpu"
+    return by_gloo and idist.get_nnodes() == 1 and size <= FEW_BYTES
 
 
-def _average_in_pairs(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def _average_by_tree(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
     """Average gradients, as a hook of DistributedDataParallel."""
     gradients = bucket.buffer()
-    add_in_pairs(gradients, bucket.index())
+    add_by_tree(gradients, bucket.index())
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(gradients.div_(dist.get_world_size()))
     return done
 
 
-def add_in_pairs(tensor: Tensor, tag: int = 0) -> None:
-    """Replace ``tensor`` by its sum over pairs of ranks, then over pairs of pairs, and so on, up to all 2**k of them.
+def add_by_tree(tensor: Tensor, tag: int = 0) -> None:
+    """Replace ``tensor`` by its sum over all ranks, which goes up a binary tree to rank 0, and down again.
 
-    That takes log2(n) messages of each process, one after the other, where gloo's ring takes 2(n-1). All ranks get the same
-    bits, as both of a pair add the same two numbers.
+    That takes 2 log2(n) messages, one after the other, where gloo's ring takes 2(n-1). No two ranks send to each other at the
+    same time: gloo's thread would spin until it gets a lock that the sending thread holds, and keep that one from its core.
     """
-    UNDER_WAY.append(f"the exchange of gradients in pairs, {tensor.nbytes:,} bytes")
-    others, distance = torch.empty_like(tensor), 1
-    while distance < dist.get_world_size():
-        partner = dist.get_rank() ^ distance
-        sent = dist.isend(tensor, partner, tag=tag)
-        dist.recv(others, partner, tag=tag)
-        assert sent
-        sent.wait()
-        tensor += others
+    UNDER_WAY.append(f"the exchange of gradients, {tensor.nbytes:,} bytes up a tree and down again")
+    rank, world_size, distance = dist.get_rank(), dist.get_world_size(), 1
+    others = torch.empty_like(tensor)
+    while distance < world_size and not rank & distance:
+        if rank + distance < world_size:
+            dist.recv(others, rank + distance, tag=tag)
+            tensor += others
         distance *= 2
+    if rank:
+        dist.send(tensor, rank - distance, tag=tag)
+        dist.recv(tensor, rank - distance, tag=tag)
+    while distance > 1:
+        distance //= 2
+        if rank + distance < world_size:
+            dist.send(tensor, rank + distance, tag=tag)
     UNDER_WAY.clear()
 
 
