@@ -141,7 +141,7 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         "bf16": default_hooks.bf16_compress_hook,
         "powersgd": powerSGD_hook.powerSGD_hook,
     }
-    send = _average_by_tree if by_tree else hooks[averaging.compression]
+    send = average_by_tree if by_tree else hooks[averaging.compression]
     if averaging.compression == "powersgd":
         # What is left out of one exchange is added to the next one.
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_STARTS_AT)
@@ -170,9 +170,13 @@ def _tree_is_faster(model: nn.Module) -> bool:
     return by_gloo and idist.get_nnodes() == 1 and size <= FEW_BYTES
 
 
-def _average_by_tree(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def average_by_tree(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
     """Average gradients, as a hook of DistributedDataParallel."""
     gradients = bucket.buffer()
+    if gradients.is_sparse:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
     add_by_tree(gradients, bucket.index())
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(gradients.div_(dist.get_world_size()))

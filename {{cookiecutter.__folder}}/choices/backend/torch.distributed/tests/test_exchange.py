@@ -1,0 +1,47 @@
+"""Gradients that go up a tree of processes are those that torch's own exchange gives."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from frame import backend
+from torch import Tensor, nn
+
+
+def exchange(rank: int, world_size: int, folder: Path) -> None:
+    """Write the sum of a tensor over the ranks, and the mean gradients of a model with a sparse one."""
+    place, timeout = f"file://{folder}/store", timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world_size, timeout=timeout)
+    mine = torch.randn(1000, generator=torch.Generator().manual_seed(rank))
+    added, torchs = mine.clone(), mine.clone()
+    backend.add_by_tree(added)
+    dist.all_reduce(torchs)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(world_size, 4, sparse=True), nn.Linear(4, 1))
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, lambda state, bucket: backend.average_by_tree(state, bucket))
+    wrapped(torch.tensor([rank])).sum().backward()
+    gradients = [weight.grad.to_dense() for weight in model.parameters() if weight.grad is not None]
+    torch.save([added, torchs, *gradients], folder / str(rank))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [2, 6])
+def test_what_goes_up_a_tree_is_the_sum_over_all_ranks(world_size: int, tmp_path: Path) -> None:
+    mp.spawn(exchange, (world_size, tmp_path), world_size)  # type: ignore[attr-defined, no-untyped-call]
+    ranks: list[list[Tensor]] = [torch.load(tmp_path / str(rank)) for rank in range(world_size)]
+    added, torchs, embedding, *linear = ranks[0]
+    torch.testing.assert_close(added, torchs)
+    # Each rank has used its own row, and the layer behind it has one bias.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(world_size, 4), nn.Linear(4, 1))
+    (model(torch.arange(world_size)).sum() / world_size).backward()
+    expected = [weight.grad for weight in model.parameters()]
+    torch.testing.assert_close([embedding, *linear], expected)
+    for other in ranks[1:]:
+        assert all(ours.equal(theirs) for ours, theirs in zip(ranks[0], other, strict=True))
