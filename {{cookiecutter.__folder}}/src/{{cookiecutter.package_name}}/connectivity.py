@@ -107,20 +107,19 @@ def meet(nnodes: int, timeout_s: float) -> int:
     return 0
 
 
-def time_all_reduce(
-    size: int, all_reduce_sum: Callable[[Tensor], None] = backend.all_reduce_sum
-) -> list[dict[str, float]]:
+def time_all_reduce(size: int, add: Callable[[Tensor], None] | None = None) -> list[dict[str, float]]:
     """Return the median time of adding up tensors of 1 KB and of ``size`` bytes over all processes: delay and bandwidth.
 
-    Every rank must call it.
+    Every rank must call it. ``add`` replaces a tensor by its sum; by default, the backend does.
     """
+    add = add or backend.all_reduce_sum
     world_size, measured = idist.get_world_size(), []
     for length, repetitions in ((1024, 50), (size, 5)):
         tensor = torch.ones(length // 4, device=idist.device())
         seconds = []
         for _ in range(repetitions + 1):
             started = time.perf_counter()
-            all_reduce_sum(tensor)
+            add(tensor)
             seconds.append(time.perf_counter() - started)
             tensor.fill_(1.0)
         median = statistics.median(seconds[1:])

@@ -139,7 +139,7 @@ def profiled(
     least, most = EXCHANGED
     alone = idist.get_world_size() == 1
     size, tree = min(max(gradient_bytes, least), most), getattr(model, "by_tree", None)
-    exchanges = [] if alone else connectivity.time_all_reduce(size, *([tree] if tree else []))
+    exchanges = [] if alone else connectivity.time_all_reduce(size, tree)
     if not writes or not shares:
         return
     storage.write_table(folder / "parts.csv", Share._fields, shares)

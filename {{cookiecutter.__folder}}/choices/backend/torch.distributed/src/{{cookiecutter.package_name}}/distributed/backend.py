@@ -171,7 +171,7 @@ def _tree_is_faster(model: nn.Module) -> bool:
 
 
 def average_by_tree(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Average gradients, as a hook of DistributedDataParallel."""
+    """Average gradients up a tree, as a hook of DistributedDataParallel; sparse ones go torch's own way."""
     gradients = bucket.buffer()
     if gradients.is_sparse:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
