@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from conftest import settings_here, train
 from frame import backend
 from torch import Tensor, nn
 
@@ -33,7 +35,7 @@ def exchange(rank: int, world_size: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 6])
 def test_what_goes_up_a_tree_is_the_sum_over_all_ranks(world_size: int, tmp_path: Path) -> None:
-    mp.spawn(exchange, (world_size, tmp_path), world_size)  # type: ignore[attr-defined, no-untyped-call]
+    mp.start_processes(exchange, (world_size, tmp_path), world_size)  # type: ignore[attr-defined, no-untyped-call]
     ranks: list[list[Tensor]] = [torch.load(tmp_path / str(rank)) for rank in range(world_size)]
     added, torchs, embedding, *linear = ranks[0]
     torch.testing.assert_close(added, torchs)
@@ -45,3 +47,10 @@ def test_what_goes_up_a_tree_is_the_sum_over_all_ranks(world_size: int, tmp_path
     torch.testing.assert_close([embedding, *linear], expected)
     for other in ranks[1:]:
         assert all(ours.equal(theirs) for ours, theirs in zip(ranks[0], other, strict=True))
+
+
+def test_gradients_of_a_small_model_go_up_a_tree_on_cpus(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", 2, "--train.max_iterations", "12", "--train.profile", "basic")
+    here = settings_here().distributed
+    about = json.loads((run.path / "profile/profile.json").read_text())
+    assert about["by_tree"] == (here.backend == "gloo" and here.device == "cpu")
