@@ -337,6 +337,32 @@ def test_a_process_that_hangs_with_the_store_of_all_is_waited_for_no_longer(
     assert "[rank 1] the process that keeps the store does not answer: it is that of rank 0" in log
 
 
+EACH_LEARNS_APART = """
+
+def create_optimizer(model, config):
+    import ignite.distributed as idist
+    import torch
+
+    return torch.optim.SGD(model.parameters(), 0.01 * (1 + idist.get_rank()))
+"""
+
+
+def test_ranks_whose_weights_differ_never_come_to_a_success(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    objective = project.path / "src" / project.package / "task/objective.py"
+    objective.write_text(objective.read_text() + EACH_LEARNS_APART)
+    # Not when it is started again either, which loads the same weights on all ranks.
+    for _ in range(2):
+        done = project.run(
+            "scripts/train.sh", "--train.epochs", "2", "--train.save_every", "10 steps", limit_s=120
+        )
+        assert done.returncode == 1
+        assert re.search(
+            r"error: the weights of the ranks differ by \S+ after step \d+, and are not saved", done.stderr
+        )
+        assert not (project.path / "runs/default/summary.json").exists()
+
+
 FAILS_ON_ONE = """
 import sys
 import ignite.distributed as idist

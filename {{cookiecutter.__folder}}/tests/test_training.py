@@ -640,6 +640,19 @@ def test_the_learning_rate_grows_with_the_world_as_asked(
     optimizer = optimization.create_optimizer(nn.Linear(1, 1), settings, world_size=4)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
     assert f"lr 0.1 x {factor:g} = {0.1 * factor:g} (lr_scaling {scaling})" in caplog.text
+    assert "in no group" not in caplog.text
+
+
+def test_parameters_that_an_optimizer_was_not_given_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def create(model: nn.Linear, settings: config.Config) -> torch.optim.Optimizer:
+        return torch.optim.SGD([model.weight], settings.optim.lr)
+
+    monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
+    logging.getLogger("small").addHandler(caplog.handler)
+    optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
+    assert "2 parameters are in no group of the optimizer" in caplog.text
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])

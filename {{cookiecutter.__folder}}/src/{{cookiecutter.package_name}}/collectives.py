@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from .errors import UsageError
 
+# Whole numbers as long as the numbers of a tensor, by the bytes of one.
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def all_reduce_any(flag: bool) -> bool:
     """Tell every rank whether ``flag`` is true on one of them."""
@@ -107,6 +110,29 @@ def average(tensors: list[Tensor]) -> None:
         parts = torch.split(everything, [tensor.numel() for tensor in alike])
         for tensor, part in zip(alike, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def require_equal_weights(model: nn.Module, step: int) -> None:
+    """Refuse to continue with weights that are not, bit for bit, the same on all ranks.
+
+    Raises:
+        UsageError: on every rank.
+    """
+    if idist.get_world_size() == 1 or is_shared_out(model):
+        return
+    # A sum of whole numbers is the same in whatever order a processor adds them.
+    total = torch.zeros((), dtype=torch.int64, device=idist.device())
+    for weight in model.parameters():
+        total += weight.detach().contiguous().view(BITS.get(weight.element_size(), torch.uint8)).sum()
+    everyones = idist.all_gather(total.reshape(1))
+    assert isinstance(everyones, Tensor)
+    if len(set(everyones.tolist())) > 1:
+        difference = weights_difference(model)
+        raise UsageError(
+            f"the weights of the ranks differ by {difference:g} after step {step}, and are not saved: check that all of them "
+            "take part in the same backward pass",
+            1,
+        )
 
 
 def weights_difference(model: nn.Module) -> float:

@@ -42,11 +42,13 @@ def tell(error: BaseException, rank: int, lost: str, find_silent: Callable[[], s
         say(f"[rank {rank}] ends{at}, as another process {other}: {lost}")
         if silent := find_silent():
             say(f"[rank {rank}] {silent}")
+            sum_up(f"[rank {rank}] {silent}")
     else:
         sentence = explain(error)
-        said = f"[rank {rank}] " + (sentence or f"failed{at}:\n{traceback.format_exc().rstrip()}")
-        say(said)
-        sum_up(said)
+        say(f"[rank {rank}] " + (sentence or f"failed{at}:\n{traceback.format_exc().rstrip()}"))
+        # An error of torch may go on for a hundred lines.
+        first = traceback.format_exception_only(error)[0].splitlines()[0]
+        sum_up(f"[rank {rank}] " + (sentence or f"failed{at}: {first}"))
 
 
 def say(text: str) -> None:
@@ -59,11 +61,9 @@ def say(text: str) -> None:
                 handler.handle(logging.makeLogRecord({"msg": text}))
 
 
-def sum_up(text: str) -> None:
+def sum_up(sentence: str) -> None:
     """Let the launcher repeat what has been said at the end of its own report, if it is one of torch that asks for that."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        first, *others = text.splitlines()
-        sentence = " ".join([first, *others[-1:]])
         # The report begins with the one that failed first.
         more = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
         with suppress(OSError):
@@ -83,6 +83,9 @@ def explain(error: BaseException) -> str:
     if "Expected to have finished reduction" in text:
         fix = "let the loss use them, freeze them with requires_grad_(False), or set distributed.static_graph true"
         return f"has weights that took no part in the loss of the last step, which ddp cannot average: {fix}"
+    if re.search(r"'Sparse(CPU|CUDA)' backend|cadd_sparse", text):
+        fix = "set sparse=False, or leave optim.clip_norm, distributed.compression and fsdp2 away"
+        return f"has sparse gradients, as nn.Embedding has with sparse=True, where torch takes dense ones only: {fix}"
     # What torch says of a loader process that has ended.
     if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):
         fix = "look at what it said; if memory was short, lower data.num_workers; start again to resume"

@@ -27,6 +27,10 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
     several = len(optimizer.param_groups) > 1
+    learning = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    others = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in learning]
+    if left := sum(weight.numel() for weight in others):
+        logger.warning("%s parameters are in no group of the optimizer, and stay as they are", f"{left:,}")
     for number, group in enumerate(optimizer.param_groups):
         logger.info(
             "optimizer: %s%s, lr %g x %g = %g (lr_scaling %s), warm-up %s, then %s",

@@ -165,7 +165,9 @@ def crossovers(rows: Sequence[Measured]) -> Iterator[str]:
             batch, gain = gains[-1]
             said = f"faster than one from batches of {faster[0]} on, {gain:.2f} times as fast at {batch}"
         elif gains:
-            said = "slower than one at every batch that was measured"
+            slower = [str(batch) for batch, gain in gains if gain <= 1]
+            where = "at every batch that was measured" if len(slower) == len(gains) else f"at {', '.join(slower)}"
+            said = f"slower than one {where}"
         else:
             continue
         yield f"{name_of(*world)} are {said}"

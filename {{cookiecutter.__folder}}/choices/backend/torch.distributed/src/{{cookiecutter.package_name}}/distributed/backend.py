@@ -150,6 +150,8 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     def exchange(state, bucket):  # type: ignore[no-untyped-def]
         if averaging.ready and bucket.is_last():
             averaging.ready()
+        if state and bucket.buffer().is_sparse:
+            raise UsageError("powersgd cannot compress sparse gradients: choose distributed.compression none", 1)
         sent = send(state, bucket)
         if state and idist.backend() == "gloo":
             # Its later exchanges begin when the first is done, and each process would mix those of several buckets otherwise.
