@@ -205,14 +205,14 @@ def verdict(shares: Sequence[Share], config: Config) -> str:
     """Return one sentence: what holds this training back, and what to try."""
     of = {share.part: share for share in shares}
     computing = of["forward"].share + of["backward"].share
-    compute = of["forward"].milliseconds + of["backward"].milliseconds
-    slowest = max(of["forward"], of["backward"], key=lambda share: share.slowest_milliseconds - share.milliseconds)
-    behind = slowest.slowest_milliseconds - slowest.milliseconds
+    # Not forward: with ddp, it waits for rank 0's buffers, such as BatchNorm's statistics, longest on the rank that is fastest.
+    backward = of["backward"]
+    behind = backward.slowest_milliseconds - backward.milliseconds
     worst = max((share for share in shares if share.part in ADVICE), key=lambda share: share.share)
     # Those that wait for it seem to wait for the exchange.
     larger = worst.part != "exchange" and worst.milliseconds > behind
-    if idist.get_world_size() > 1 and behind > LARGE * compute and not larger:
-        return f"rank {slowest.slowest_rank} computes slower than the others, which wait for it: look at its machine"
+    if idist.get_world_size() > 1 and behind > LARGE * backward.milliseconds and not larger:
+        return f"rank {backward.slowest_rank} computes slower than the others, which wait for it: look at its machine"
     if worst.share > LARGE:
         return f"{worst.part} takes {worst.share:.0%} of the time: {ADVICE[worst.part]}"
     faster = [
