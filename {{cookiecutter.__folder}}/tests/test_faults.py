@@ -10,6 +10,8 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from frame import (
     copies,
     distributed,
     errors,
+    failures,
     handlers,
     objective,
     storage,
@@ -269,6 +272,43 @@ def test_the_cause_is_named(
     assert ended.code == 1
     assert re.search(rf"^\[rank 0\] {sentence}", ended.errors, re.MULTILINE), ended.errors
     assert "another process" not in ended.errors
+
+
+def test_an_error_of_the_data_names_the_step_that_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = import_module("small.training")
+    load = training.load_data
+    *_, third = islice(batches.TrainingBatches(1024, 64, rank=0, world_size=1, seed=0), 3)
+
+    class Lacking(torch.utils.data.Dataset[Any]):
+        def __init__(self, samples: Any) -> None:
+            self.samples = samples
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            if index == third.indices[5]:
+                raise ValueError("no such file")
+            return self.samples[index]
+
+    def lacking(settings: Any) -> Any:
+        data = load(settings)
+        return data._replace(train=Lacking(data.train))
+
+    monkeypatch.setattr(training, "load_data", lacking)
+    ended = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
+    assert ended.code == 1
+    assert "[rank 0] failed at step 3:\nTraceback" in ended.errors
+
+
+def test_sparse_gradients_that_cannot_be_clipped_are_named() -> None:
+    table = torch.nn.Embedding(4, 1, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError) as raised:
+        torch.nn.utils.clip_grad_norm_(table.parameters(), 1.0)
+    assert failures.explain(raised.value).startswith("has sparse gradients, as nn.Embedding has with sparse=True")
 
 
 def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

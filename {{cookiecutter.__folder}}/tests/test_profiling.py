@@ -46,6 +46,10 @@ def test_a_profile_shows_where_the_time_goes_and_changes_nothing(tmp_path: Path,
     else:
         table = (run.path / "profile" / f"{profile}.csv").read_text()
         assert {"handlers": "after_step", "basic": "ITERATION_COMPLETED"}[profile] in table
+    if profile == "basic":
+        seconds = {tuple(row[:2]): float(row[2]) for row in csv.reader(table.splitlines()[1:])}
+        least, most = (seconds["processing_stats", statistic] for statistic in ("min", "max"))
+        assert 0 < least <= most < seconds["processing_stats", "total"]
 
 
 def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> None:

@@ -12,19 +12,22 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UsageError
 
+if TYPE_CHECKING:
+    from .meter import Meter
+
 
 @contextmanager
-def told_with_step(trainer: Any) -> Iterator[None]:
+def told_with_step(trainer: Any, meter: Meter) -> Iterator[None]:
     """Let an exception inside the ``with`` block know at which step of ignite's engine ``trainer`` it came."""
     try:
         yield
     # Whoever leaves by sys.exit has not finished the training, whatever the code.
     except (Exception, SystemExit) as error:
-        error.__dict__["step"] = trainer.state.iteration
+        error.__dict__["step"] = trainer.state.iteration + meter.waits_for_data
         raise
 
 

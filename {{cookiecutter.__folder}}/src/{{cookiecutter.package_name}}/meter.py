@@ -47,6 +47,7 @@ class Meter:
 
         def receive() -> None:
             self._waited += time.perf_counter() - self._asked
+            self._asked = 0.0
 
         def update() -> None:
             loss: Any = trainer.state.output
@@ -57,6 +58,11 @@ class Meter:
         trainer.add_event_handler(Events.GET_BATCH_STARTED, ask)
         trainer.add_event_handler(Events.GET_BATCH_COMPLETED, receive)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, update)
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether a step waits for its batch, before ignite counts it."""
+        return self._asked > 0
 
     def read(self) -> None:
         """Take in the steps since the last reading; every rank must call it."""

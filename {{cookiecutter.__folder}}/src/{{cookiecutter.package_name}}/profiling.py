@@ -240,16 +240,18 @@ def traced(trainer: Engine, folder: Path) -> Iterator[None]:
         yield
 
 
-def flat(results: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield ignite's nested table as rows: what was measured, which statistic of it, and its value."""
+def flat(results: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Yield ignite's nested table as rows of what was measured, which statistic of it, and its seconds."""
     for what, statistics in results.items():
         if what == "event_handlers_names":
             continue
         for name, value in statistics.items():
-            if isinstance(value, dict):
-                yield from ((name, statistic, number) for statistic, number in value.items())
-            else:
-                yield what, name, float(value) if isinstance(value, Tensor) else value
+            of = value.items() if isinstance(value, dict) else [(name, value)]
+            for statistic, seconds in of:
+                # The least and the most come with the step they were seen at, and what never happened with a word.
+                seconds = seconds[0] if isinstance(seconds, tuple) else seconds
+                if not isinstance(seconds, str):
+                    yield name if isinstance(value, dict) else what, statistic.removesuffix("/index"), float(seconds)
 
 
 def draw_shares(shares: Sequence[Share], path: Path) -> None:

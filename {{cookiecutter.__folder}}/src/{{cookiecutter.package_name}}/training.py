@@ -231,7 +231,7 @@ def train(run: RunDirectory, config: Config) -> int:
         signals.caught(),
         run.background.emptied(),
         closing(train_loader, val_loader),
-        told_with_step(trainer),
+        told_with_step(trainer, meter),
         profile,
     ):
         trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
