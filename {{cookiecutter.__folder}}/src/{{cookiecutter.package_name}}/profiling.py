@@ -160,7 +160,8 @@ def profiled(
     draw_shares(shares, folder / "parts.png")
     if isinstance(table, HandlersTimeProfiler):
         names = ("handler", "event", "seconds", "shortest", "longest", "mean", "deviation")
-        storage.write_table(folder / "handlers.csv", names, table.get_results())
+        rows = ([*row[:2], *map(seconds, row[2:])] for row in table.get_results())
+        storage.write_table(folder / "handlers.csv", names, rows)
     elif isinstance(table, BasicTimeProfiler):
         storage.write_table(folder / "basic.csv", ("what", "statistic", "seconds"), flat(table.get_results()))
     logger.info("milliseconds of each step, the first %s aside, and what part of the time that is:", WARM_UP)
@@ -240,18 +241,22 @@ def traced(trainer: Engine, folder: Path) -> Iterator[None]:
         yield
 
 
-def flat(results: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Yield ignite's nested table as rows of what was measured, which statistic of it, and its seconds."""
+def flat(results: dict[str, Any]) -> Iterator[tuple[str, str, float | None]]:
+    """Yield ignite's nested table as rows: what was measured, which statistic of it, and its seconds."""
     for what, statistics in results.items():
         if what == "event_handlers_names":
             continue
         for name, value in statistics.items():
-            of = value.items() if isinstance(value, dict) else [(name, value)]
-            for statistic, seconds in of:
-                # The least and the most come with the step they were seen at, and what never happened with a word.
-                seconds = seconds[0] if isinstance(seconds, tuple) else seconds
-                if not isinstance(seconds, str):
-                    yield name if isinstance(value, dict) else what, statistic.removesuffix("/index"), float(seconds)
+            if isinstance(value, dict):
+                yield from ((name, part.removesuffix("/index"), seconds(measured)) for part, measured in value.items())
+            else:
+                yield what, name.removesuffix("/index"), seconds(value)
+
+
+def seconds(measured: Any) -> float | None:
+    """Return a number of ignite's tables: the least and the most come with the step they are of, and what never was as text."""
+    value = measured[0] if isinstance(measured, tuple) else measured
+    return None if isinstance(value, str) else float(value)
 
 
 def draw_shares(shares: Sequence[Share], path: Path) -> None:
