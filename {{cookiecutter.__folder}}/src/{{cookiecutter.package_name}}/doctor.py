@@ -26,6 +26,8 @@ from .tables import print_table
 # bytes of the larger of two all-reduces
 LARGE = 64 * 2**20
 EXCHANGE_LIMIT_S = 120.0
+# How much longer for each process: many may share few cores, and each imports torch.
+START_S = 5
 
 
 def examine(config: Config, world_sizes: Sequence[int], starts: bool = True) -> Iterator[Check]:
@@ -111,20 +113,23 @@ def _weights_difference_after_a_step(config: Config) -> float:
 
 def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     """Let processes of this machine exchange tensors; return what they measured, or what went wrong as ``error``."""
+    more_s = START_S * (nproc_per_node or 0)
+    limit_s = EXCHANGE_LIMIT_S + more_s
     settings = {
         "distributed.backend": config.distributed.backend,
         "distributed.device": config.distributed.device,
-        "distributed.timeout_s": 60,
+        "distributed.timeout_s": 60 + more_s,
     }
     command = distributed.local_command(nproc_per_node, ["doctor", "--exchange", *to_options(settings)])
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            output, errors = process.communicate(timeout=EXCHANGE_LIMIT_S)
+            output, errors = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return {"error": f"the processes did not find each other within {EXCHANGE_LIMIT_S:.0f} s"}
+            found = f"the processes did not find each other, and exchange, within {limit_s:.0f} s"
+            return {"error": found, "fix": "end what keeps this machine busy, or start fewer processes"}
     if "{" not in output:
         said = [line for line in errors.splitlines() if "error:" in line.lower()] or errors.splitlines()
         return {"error": said[0].strip() if said else f"{command[0]} ended with {process.returncode}"}
@@ -135,7 +140,7 @@ def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
 
 def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
     if "error" in measured:
-        yield Check("exchange", False, measured["error"], "fix what the processes said, above")
+        yield Check("exchange", False, measured["error"], measured.get("fix", "fix what the processes said, above"))
         return
     differ = measured["versions_differ"]
     found = "; ".join(f"{name}: {', '.join(map(str, values))}" for name, values in differ.items())
