@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         scaling,
         storage,
         trials,
+        utilization,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
     from {{ cookiecutter.package_name }}.distributed import backend
@@ -71,6 +72,7 @@ else:
         scaling,
         storage,
         trials,
+        utilization,
     )
     from small.__main__ import main
     from small.distributed import backend
@@ -119,4 +121,5 @@ __all__ = [
     "task_data",
     "task_model",
     "trials",
+    "utilization",
 ]

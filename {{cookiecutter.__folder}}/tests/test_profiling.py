@@ -6,12 +6,15 @@ import json
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ignite.distributed as idist
 import pytest
+import torch
 from conftest import train
-from frame import config, profiling
+from frame import config, profiling, utilization
+from torch import nn
 
 SHORT = ("--train.max_iterations", "24", "--train.evaluate_every", "12 steps")
 
@@ -56,6 +59,22 @@ def test_a_profile_shows_where_the_time_goes_and_changes_nothing(tmp_path: Path,
             )
             assert ("ITERATION_COMPLETED", "total") in measured
         assert 0 < least <= mean <= most < total
+
+
+def test_a_model_that_gives_a_parameter_to_a_module_is_counted() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.question, self.layer = nn.Parameter(torch.randn(4, 8)), nn.Linear(8, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            answers: torch.Tensor = self.layer(self.question[None].expand(len(inputs), -1, -1))
+            return answers + self.layer(self.question)  # type: ignore[no-any-return]
+
+    objective: Any = SimpleNamespace(losses=None, forward=lambda model, batch: (model(batch), None))
+    flops = utilization.step_flops(Asking(), config.Config(), objective, torch.randn(3, 8))
+    # Products and sums of 8 numbers each for two outputs, of four questions, for three samples and once more; in three passes.
+    assert flops == 3 * 2 * 8 * 2 * 4 * (3 + 1)
 
 
 def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> None:

@@ -35,10 +35,22 @@ def step_flops(model: nn.Module, config: Config, objective: Objective, batch: An
         return 0
     # Imported here, as it warns where Triton is missing, also of trainings that are not profiled.
     from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.module_tracker import ModuleTracker
+
+    class Untracked(ModuleTracker):
+        """Does not tell modules apart, for which torch would refuse one that is given a parameter."""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
 
     # What is compiled is not counted.
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
-    with FlopCounterMode(display=False) as counter, evaluating(model), torch.no_grad(), eager:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = Untracked()
+    with counter, evaluating(model), torch.no_grad(), eager:
         objective.forward(model, convert_tensor(batch, idist.device()))
     return PASSES * int(counter.get_total_flops())
 
