@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import call, reason_not_to_start
-from frame import distributed, prediction, scaling, trials
+from frame import distributed, objective, prediction, scaling, trials
 
 
 def measured(processes: int, batch_size: int, milliseconds: float, nodes: int = 1) -> Any:
@@ -86,6 +87,20 @@ def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(
     assert (answer.code, "for a step of 16 samples" in answer.output) == (0, True), answer.errors
     refused = call("scaling", *asked[:2], "5", *asked[3:], "--train.run_dir", str(tmp_path))
     assert (refused.code, refused.errors.count("is not divisible by 5")) == (2, 1), refused.errors
+
+
+@pytest.mark.parametrize("what", ["item", "shape"])
+def test_a_step_that_needs_numbers_cannot_be_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.mean() * outputs.mean().item() if what == "item" else outputs[targets > 0].mean()
+
+    monkeypatch.setattr(objective, "loss", loss)
+    asked = ("--simulate", "--world-size", "4", "--data.batch_size", "64", "--train.run_dir", str(tmp_path))
+    refused = call("scaling", *asked)
+    assert (refused.code, refused.errors.count("\n")) == (1, 1), refused.errors
+    assert "error: the step needs the numbers of its tensors (aten." in refused.errors
 
 
 def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,12 @@ import torch.distributed as dist
 from ignite.utils import apply_to_tensor
 from rich.table import Table
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.autograd.graph import saved_tensors_hooks
 
 from . import storage
@@ -33,6 +38,8 @@ from .task.model import create_model
 
 # Those that share something out.
 SHARING = ("zero1", "fsdp2")
+# What torch says of operators that need the numbers of a tensor, or of which it does not know what they return.
+NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 class Needed(NamedTuple):
@@ -56,7 +63,7 @@ def simulate(config: Config, world_size: int) -> int:
     """Take a step of rank 0 of so many without memory for a single number; print and write what it would need.
 
     Raises:
-        UsageError: if the settings do not suit so many ranks, or the step looks at numbers, which are not there.
+        UsageError: if the settings do not suit so many ranks, or the step needs numbers, which are not there.
     """
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
     data = load_data(config.task)
@@ -79,9 +86,9 @@ def simulate(config: Config, world_size: int) -> int:
                     print(f"{strategy}: {error}")
             # Whatever is shared out, these are not; with fsdp2, gathered weights would be counted among them.
             rows = [row._replace(activations=rows[0].activations) for row in rows]
-    except DataDependentOutputException as error:
-        reason = f"the step looks at numbers of the batch ({error})"
-        raise UsageError(f"{reason}, which a simulation does not have", 1) from None
+    except NEEDS_NUMBERS as error:
+        reason = f"the step needs the numbers of its tensors ({error.func}), which a simulation does not have"
+        raise UsageError(f"{reason}: measure it on this machine, by scaling without --simulate", 1) from None
     folder = Path(config.train.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     names = (*Needed._fields, "together")
