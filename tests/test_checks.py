@@ -217,6 +217,39 @@ def test_no_cluster_is_asked_for_an_image_that_nobody_has(full: dict[Target, Bak
         assert "set IMAGE to the image" in done.stderr
 
 
+@pytest.mark.parametrize("file", ["trainjob.yaml", "job.yaml"])
+def test_a_manifest_that_somebody_has_edited_is_filled_in_as_it_stands(
+    full: dict[Target, BakedProject], file: str, tmp_path: Path
+) -> None:
+    project = full[Target("cpu", "gloo", "kubernetes")]
+    text = (project.path / "scripts" / file).read_text().replace("memory: 4Gi", "memory: 1.5Gi")
+    *others, job = yaml.safe_load_all(text)
+    job["metadata"]["namespace"] = "team"
+    mine = tmp_path / file
+    mine.write_text(yaml.safe_dump_all([*others, job]))
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\ncat\n")
+    kubectl.chmod(0o755)
+    variables = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "IMAGE": "example.org/it:2",
+        "NPROC_PER_NODE": "3",
+    }
+
+    def apply(*options: str) -> str:
+        command = [sys.executable, "scripts/manifest.py", "--apply", str(mine), *options]
+        done = run(*command, cwd=project.path, env={**os.environ, **variables})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plain = apply("--optim.lr", "0.1")
+    assert "memory: 4.5Gi" in plain and "cpu: '6'" in plain
+    assert " -n team " in plain and "--train.run_dir" in plain
+    # A file of settings that names a run directory is followed, as on any other launcher.
+    for options in (["--config", "configs/smoke.yaml"], ["--config=configs/smoke.yaml"]):
+        assert "--train.run_dir" not in apply(*options)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--size"], ["scripts/typo.yaml", "--train.epochs", "3"]])
 def test_a_manifest_that_is_not_there_is_refused(
     full: dict[Target, BakedProject], arguments: list[str]

@@ -44,14 +44,35 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
         return 0, 0
     if image:
         container["image"] = image
-    # What the file gives to its processes, for as many as are asked for.
     for amounts in resources.values():
         for name, amount in amounts.items():
-            amounts[name] = re.sub(
-                r"^\d+", lambda number: str(math.ceil(int(number[0]) * size[1] / before)), str(amount)
-            )
-    container["args"] += options
+            amounts[name] = multiply(str(amount), size[1] / before)
+    arguments = container["args"]
+    if name_run_dir(options) and "--train.run_dir" in arguments:
+        # It would win over that of a file.
+        place = arguments.index("--train.run_dir")
+        del arguments[place : place + 2]
+    arguments += options
     return size
+
+
+def multiply(amount: str, factor: float) -> str:
+    """Return what more or fewer processes need than those that ``amount`` is for, such as 2, 1.5 or 4Gi."""
+
+    def multiplied(number: re.Match[str]) -> str:
+        # Of what comes in whole pieces, such as GPUs, there are only these.
+        result = float(number[0]) * factor
+        return f"{result:g}" if "." in number[0] else str(math.ceil(result))
+
+    return re.sub(r"^\d+(\.\d+)?", multiplied, amount)
+
+
+def name_run_dir(options: list[str]) -> bool:
+    """Tell whether a file of settings among the options says where the run is written."""
+    words = [word for option in options for word in option.split("=", 1)]
+    files = [Path(file) for option, file in zip(words, words[1:], strict=False) if option == "--config"]
+    contents = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    return any((content or {}).get("train", {}).get("run_dir") for content in contents)
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -60,14 +81,17 @@ def refuse(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-def apply(manifest: str, name: str) -> int:
+def apply(manifest: str, name: str, namespace: str = "") -> int:
     """Let kubectl apply the manifest, and say how to follow its training; return the exit code."""
     if "image: registry.example.com/" in manifest:
         refuse("set IMAGE to the image that the cluster pulls, as docs/kubernetes.md shows")
     code = subprocess.run(["kubectl", "apply", "-f", "-"], input=manifest, text=True, check=False).returncode
     if not code:
         label = "job-name" if "kind: Job\n" in manifest else "jobset.sigs.k8s.io/jobset-name"
-        print(f"when its pods run, follow them with  kubectl logs -f --max-log-requests 99 -l {label}={name}")
+        there = f" -n {namespace}" if namespace else ""
+        print(
+            f"when its pods run, follow them with  kubectl logs{there} -f --prefix --tail=-1 --max-log-requests 99 -l {label}={name}"
+        )
     return code
 
 
@@ -86,7 +110,8 @@ def main() -> int:
     sizes = [adapt(document, options, image, nodes, processes) for document in documents]
     manifest = yaml.safe_dump_all(documents, sort_keys=False)
     if mode == "--apply":
-        return apply(manifest, documents[-1]["metadata"]["name"])
+        about = documents[-1]["metadata"]
+        return apply(manifest, about["name"], about.get("namespace", ""))
     print(*max(sizes)) if mode == "--size" else print(manifest, end="")
     return 0
 
