@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,7 +61,7 @@ def multiply(amount: str, factor: float) -> str:
     """Return what more or fewer processes need than those that ``amount`` is for, such as 2, 1.5 or 4Gi."""
 
     def multiplied(number: re.Match[str]) -> str:
-        # Of what comes in whole pieces, such as GPUs, there are only these.
+        # Of whole cores and devices, there are only whole ones.
         result = float(number[0]) * factor
         return f"{result:g}" if "." in number[0] else str(math.ceil(result))
 
@@ -70,7 +71,7 @@ def multiply(amount: str, factor: float) -> str:
 def name_run_dir(options: list[str]) -> bool:
     """Tell whether a file of settings among the options says where the run is written."""
     words = [word for option in options for word in option.split("=", 1)]
-    files = [Path(file) for option, file in zip(words, words[1:], strict=False) if option == "--config"]
+    files = [Path(file) for option, file in pairwise(words) if option == "--config"]
     contents = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     return any((content or {}).get("train", {}).get("run_dir") for content in contents)
 
