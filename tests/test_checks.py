@@ -14,6 +14,7 @@ import pytest
 import tomli
 import yaml
 from baking import ROOT, BakedProject, Target, missing_facility, run, tool
+from conftest import Bake
 from kubeflow_trainer_api import models as trainer  # type: ignore[import-untyped]
 
 KUBERNETES = "1.34"
@@ -207,6 +208,13 @@ def test_manifests_fit_the_schemas_of_kubernetes_and_of_its_trainer(
                     assert f"cpu: '{2 * processes}'" in said and f"memory: {4 * processes}Gi" in said
                     assert document["kind"] == "Job" or f"numProcPerNode: {processes}\n" in said
     assert kinds == {"TrainJob", "Job", "Service", "PersistentVolumeClaim"}
+
+
+def test_a_project_whose_name_begins_with_a_digit_has_names_that_kubernetes_takes(bake: Bake) -> None:
+    project = bake(launcher="kubernetes", project_slug="3d-net")
+    for file in ("trainjob.yaml", "job.yaml", "volume.yaml"):
+        for document in yaml.safe_load_all(project.read(f"scripts/{file}")):
+            assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"]), file
 
 
 def test_no_cluster_is_asked_for_an_image_that_nobody_has(full: dict[Target, BakedProject]) -> None:

@@ -61,6 +61,10 @@ def test_the_default_file_counts_wherever_the_command_is_called(
         (["train", "--task.width", "0"], "task.width must be at least 1, not 0"),
         (["train", "--task.train_size", "48"], "data.batch_size 64 is larger than task.train_size 48"),
         (["launch", "--task.train_size", "48"], "data.batch_size 64 is larger than task.train_size 48"),
+        (
+            ["train", "--distributed.strategy", "fsdp2", "--distributed.compression", "fp16"],
+            "fsdp2 compresses no gradients: leave distributed.compression none",
+        ),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["trian"], "there is no command trian: the valid ones are train"),
         (["evaluate"], "checkpoint"),

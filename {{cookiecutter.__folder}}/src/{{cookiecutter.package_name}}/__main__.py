@@ -114,11 +114,13 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--here", action="store_true", help="train in processes of this machine alone")
     config, options = parse(parser, arguments)
 
-    # Read when torch is imported, which is why that comes after; ``launch`` has set them for some launchers already.
-    for name, value in hardware.ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    # Its sockets warn of every address that has no name; errors are still said.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # What these start sets its own; a job that they submit would inherit this instead of what its script says.
+    if command not in OF_MANY:
+        # Read when torch is imported, which is why that comes after; ``launch`` has set them for some launchers already.
+        for name, value in hardware.ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        # Its sockets warn of every address that has no name; errors are still said.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     config = distributed.resolve(config)
     if command == "train":
         early_signals.remember()

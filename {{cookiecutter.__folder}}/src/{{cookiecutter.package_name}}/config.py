@@ -165,8 +165,8 @@ class DistributedConfig:
         if self.nproc_per_node is not None:
             _require_at_least(1, distributed__nproc_per_node=self.nproc_per_node)
         _require_at_least(1, distributed__average_every=self.average_every, distributed__bucket_mib=self.bucket_mib)
-        if self.strategy == "local-sgd" and self.compression != "none":
-            raise ValueError("local-sgd exchanges no gradients: leave distributed.compression none")
+        if self.strategy in ("local-sgd", "fsdp2") and self.compression != "none":
+            raise ValueError(f"{self.strategy} compresses no gradients: leave distributed.compression none")
         if self.strategy in ("local-sgd", "fsdp2") and (self.static_graph or self.bucket_mib != 25):
             raise ValueError(f"{self.strategy} has no buckets: leave distributed.bucket_mib 25 and static_graph false")
         if self.timeout_s <= 0:

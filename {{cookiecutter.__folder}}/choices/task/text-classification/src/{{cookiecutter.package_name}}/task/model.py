@@ -22,7 +22,7 @@ class Classifier(nn.Module):
             nn.init.normal_(embedding.weight, std=0.1)
         self.dropout = nn.Dropout(dropout)
         # Not nn.TransformerEncoder, whose layers begin with equal weights.
-        self.layers = nn.ModuleList(
+        self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, 2 * width, dropout, "gelu", batch_first=True, norm_first=True)
             for _ in range(settings.layers)
         )
@@ -34,7 +34,7 @@ class Classifier(nn.Module):
         padding = tokens == PADDING
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.words(tokens) + self.places(places))
-        for layer in self.layers:
+        for layer in self.blocks:
             x = layer(x, src_key_padding_mask=padding)
         x = self.norm(x).masked_fill(padding[:, :, None], 0.0)
         scores: Tensor = self.scores(x.sum(dim=1) / (~padding).sum(dim=1, keepdim=True))
