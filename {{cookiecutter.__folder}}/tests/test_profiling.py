@@ -119,7 +119,8 @@ def test_a_dataset_that_holds_the_training_back_is_named(tmp_path: Path, monkeyp
         ({"forward": 3, "evaluation": 1}, {}, "evaluation takes 25% of the time: evaluate less often"),
         ({"forward": 3, "backward": 5, "exchange": 8}, {"backward": 9}, "rank 1 computes slower than the others"),
         ({"forward": 3, "backward": 5, "exchange": 1}, {"forward": 9}, "the model itself takes 89% of the time"),
-        ({"forward": 3, "backward": 5, "evaluation": 8}, {"backward": 9}, "evaluation takes 50% of the time"),
+        ({"forward": 3, "backward": 5, "evaluation": 1}, {"backward": 5.6}, "rank 1 computes slower than the others"),
+        ({"forward": 3, "backward": 5, "evaluation": 8}, {"backward": 8}, "evaluation takes 50% of the time"),
     ],
 )
 def test_the_verdict_names_the_largest_part_or_the_slowest_rank(

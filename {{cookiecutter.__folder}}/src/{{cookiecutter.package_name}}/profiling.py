@@ -207,12 +207,14 @@ def verdict(shares: Sequence[Share], config: Config) -> str:
     of = {share.part: share for share in shares}
     computing = of["forward"].share + of["backward"].share
     # Not forward: with ddp, it waits for rank 0's buffers, such as BatchNorm's statistics, longest on the rank that is fastest.
-    backward = of["backward"]
-    behind = backward.slowest_milliseconds - backward.milliseconds
+    backward, ranks = of["backward"], idist.get_world_size()
+    # Of the others alone: of two ranks, the mean is half as far from the slower one.
+    others = (backward.milliseconds * ranks - backward.slowest_milliseconds) / max(ranks - 1, 1)
+    behind = backward.slowest_milliseconds - others
     worst = max((share for share in shares if share.part in ADVICE), key=lambda share: share.share)
     # Those that wait for it seem to wait for the exchange.
     larger = worst.part != "exchange" and worst.milliseconds > behind
-    if idist.get_world_size() > 1 and behind > LARGE * backward.milliseconds and not larger:
+    if ranks > 1 and behind > LARGE * others and not larger:
         return f"rank {backward.slowest_rank} computes slower than the others, which wait for it: look at its machine"
     if worst.share > LARGE:
         return f"{worst.part} takes {worst.share:.0%} of the time: {ADVICE[worst.part]}"
