@@ -71,6 +71,8 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
                 if ended.code:
                     failed = True
                     print(f"seed {seed} failed: {ended.why}; see {run / trials.OUTPUT}", flush=True)
+    # Others may have ended theirs since: else each process would leave the table to another one.
+    busy = [seed for seed in busy if not is_trained(folder / f"seed-{seed}", config)]
     if busy:
         print(f"others are training {', '.join(busy)}: the last of them makes the table")
     else:
