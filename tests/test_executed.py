@@ -432,6 +432,10 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
     }
     recorded = Installed(project.path, project.package, {**project.environment, **variables})
     settings = ["--train.epochs", "3", "--task.root", "a folder"]
+    # Wherever the run is written: a file that says so is followed.
+    said = recorded.succeed("scripts/train.sh", "--dry-run", "--config", "configs/smoke.yaml")
+    named = {"slurm": "RUN_DIR=runs/smoke ", "kubernetes": "--train.run_dir runs/smoke"}
+    assert named.get(launcher, "--config configs/smoke.yaml") in said
     for size in sizes:
         calls.unlink(missing_ok=True)
         said = recorded.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)

@@ -308,6 +308,21 @@ def test_a_job_of_slurm_comes_back_only_after_a_checkpoint(
     assert ("requeue 7" in (tmp_path / "said").read_text()) == comes_back
 
 
+def test_a_sweep_that_a_signal_ends_before_it_can_listen_is_queued_again(
+    full: dict[Target, BakedProject], tmp_path: Path
+) -> None:
+    project = full[Target("cpu", "gloo", "slurm")]
+    said = f'echo "$*" >>{tmp_path}/said; echo node1'
+    for name, script in {"python3": "kill -USR1 $$; sleep 9", "scontrol": said}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_ARRAY_JOB_ID": "7"}
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = run("bash", "scripts/train.sbatch", "sweep", cwd=project.path, env={**os.environ, **job, **path})
+    assert done.returncode == 85, done.stderr
+    assert "requeue 7" in (tmp_path / "said").read_text()
+
+
 def test_everything_that_the_dockerfile_copies_is_there(projects: list[BakedProject]) -> None:
     for project in projects:
         if project.answers["use_docker"]:

@@ -68,7 +68,7 @@ def test_scaling_measures_nodes(project: Installed) -> None:
 
 
 def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
-    job = submit(project, "--config", "configs/smoke.yaml", SEEDS="3-4")
+    job = submit(project, "--train.epochs", "2", SEEDS="3-4")
     for seed in (3, 4):
         summary = project.path / "runs" / job / f"seed-{seed}" / "summary.json"
         wait_for(summary.exists, f"seed {seed}")
@@ -77,10 +77,37 @@ def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
     assert {row["runs"] for row in rows_in(project.path / "runs" / job / "seeds.csv")} == {"2"}
 
 
+def test_what_is_submitted_is_what_files_and_the_script_of_the_job_say(project: Installed) -> None:
+    dry = ["scripts/train.sh", "--dry-run", "--config", "configs/smoke.yaml"]
+    assert "RUN_DIR=runs/smoke sbatch" in project.succeed(*dry)
+    assert "RUN_DIR=runs/mine sbatch" in project.succeed(*dry, variables={"RUN_DIR": "runs/mine"})
+    ask = f"from {project.package}.distributed import launcher as starts; from {project.package}.config import Size; "
+    ask += "print(starts.command(Size.fixed(1, 1), ['sweep']))"
+    script = project.path / "scripts" / "train.sbatch"
+    before = script.read_text()
+    mine = before.replace("--signal=USR1@60", "--signal=USR1@240").replace("slurm-%j.out", "logs/%x-%j.out")
+    try:
+        script.write_text(mine)
+        for variables, signal in (
+            ({"SBATCH_SIGNAL": ""}, "B:USR1@240"),
+            ({"SBATCH_SIGNAL": "B:USR1@9"}, "B:USR1@9"),
+        ):
+            said = project.succeed("python3", "-c", ask, variables=variables)
+            assert f"'--signal={signal}', '--array=1-1', '--output=logs/%x-%A_%a.out'" in said
+        script.write_text(mine.replace("#SBATCH --signal", "##SBATCH --signal"))
+        assert "--signal" not in project.succeed("python3", "-c", ask)
+    finally:
+        script.write_text(before)
+
+
 def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: Installed) -> None:
-    asked = ["optim.lr=1e-3..1e-2,log", "--trials", "4", "--pruner", "none", *LONG]
+    tried = project.path / "tried.yaml"
+    tried.write_text("optim:\n  lr: 1e-3..1e-2,log\n")
+    asked = ["tried.yaml", "--trials", "4", "--pruner", "none", *LONG]
     size = {"JOBS": "2", "NNODES": "1", "NPROC_PER_NODE": "2", "SLURM_CONF": str(cluster.SLURM_CONF)}
     said = project.succeed("python3", "-m", project.package, "sweep", *asked, variables=size)
+    # As for all settings, a job that begins later has those from when it was submitted.
+    tried.write_text("optim:\n  lr: 1e-9..1e-8\n")
     found = re.match(r"job (\d+) is submitted; it writes runs/sweep\n", said)
     assert found, said
     outputs = [project.path / f"slurm-{found[1]}_{task}.out" for task in (1, 2)]
@@ -235,7 +262,7 @@ def test_what_cannot_work_is_refused_before_it_waits_in_the_queue(project: Insta
 
 def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
     size = {"NNODES": "2", "NPROC_PER_NODE": "1", "SLURM_CONF": str(cluster.SLURM_CONF)}
-    settings = ["--config", "configs/smoke.yaml"]
+    settings = ["--train.epochs", "2"]
     said = project.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)
     job = project.succeed("bash", "-c", said, variables=size).strip()
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)

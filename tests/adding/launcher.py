@@ -26,7 +26,7 @@ def size(nproc_per_node: int | None) -> Size:
     return Size(range(1, 2), nproc_per_node)
 
 
-def command(size: Size, settings: list[str]) -> list[str]:
+def command(size: Size, settings: list[str], run_dir: str | None = None) -> list[str]:
     """Return the command that trains."""
     return ["nice", *starter.local_command(size.nproc_per_node or 1, ["train", *settings])]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Answer, call
-from frame import distributed, errors, ranges, trials
+from frame import distributed, early_signals, errors, ranges, trials
 
 needs_optuna = pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason="pip install -e '.[sweep]'")
 # One step an epoch of 64 samples: they are about starting and ending.
@@ -20,7 +20,7 @@ SHORT = ("--task.train_size", "64", "--task.val_size", "64", "--train.epochs", "
 
 # Takes the place of a training: five evaluations, of what the test says about the trial of this number.
 TRAINING = """\
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, shutil, signal, sys, time
 plan = json.loads(PLAN)
 given = dict(word[2:].split("=", 1) for word in sys.argv if "=" in word)
 run = pathlib.Path(given["train.run_dir"])
@@ -58,6 +58,11 @@ while len(lines) < 5:
 best = min(json.loads(line)["val_error"] for line in lines)
 summary = {"best": {"val_error": best}, "world_size": told.get("world_size", 1)}
 (run / "summary.json").write_text(json.dumps(summary))
+if "meanwhile" in told:
+    for folder in (run, run.with_name(told["meanwhile"])):
+        shutil.copy(sys.argv[sys.argv.index("--config") + 1], folder / "config.yaml")
+        shutil.copy(run / "summary.json", folder / "ended")
+        (folder / "ended").replace(folder / "summary.json")
 """
 Plan = dict[int, dict[str, Any]]
 Sweep = Callable[..., Answer]
@@ -151,6 +156,17 @@ def test_a_sweep_that_is_stopped_takes_its_trial_up_again(sweep: Sweep, number: 
 
 
 @needs_optuna
+def test_a_signal_that_comes_before_the_first_training_stops_as_well(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early_signals, "received", {signal.SIGUSR1})
+    for answer in (sweep(), call("seeds", "0-1", "--train.run_dir", str(tmp_path / "seeds"))):
+        assert answer.code == 85, answer.errors
+        assert "stopped: the same command resumes" in answer.output
+    assert not [*tmp_path.rglob("starts")]
+
+
+@needs_optuna
 def test_a_sweep_that_was_interrupted_tries_what_one_tries_that_was_not(sweep: Sweep, tmp_path: Path) -> None:
     tried = []
     for plan in ({}, {1: {"sends": int(signal.SIGTERM)}}):
@@ -168,6 +184,9 @@ def test_a_trial_that_another_process_trains_is_left_to_it(sweep: Sweep, tmp_pat
     claim = trials.claim(tmp_path / "sweep/trial-0000")
     assert claim
     with claim:
+        # There is no other trial for this one.
+        answer = sweep("--trials", "1", plan=plan)
+        assert (answer.code, answer.output.splitlines()[-1]) == (0, "others are training trial 0")
         assert sweep("--trials", "2", plan=plan).code == 0
         assert states(tmp_path / "sweep") == {0: "running", 1: "complete"}
     assert sweep("--trials", "2", plan=plan).code == 0
@@ -297,6 +316,17 @@ def test_seeds_that_others_train_are_left_to_them(tmp_path: Path, plan_for: Call
     said = answer.output.splitlines()[-1]
     assert (answer.code, said) == (0, "others are training 0: the last of them makes the table")
     assert not (tmp_path / "seeds.csv").exists()
+
+
+def test_whoever_ends_last_makes_the_table_of_shared_seeds(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:
+    # While this process trains with seed 1, another one ends seed 0, which it had begun before.
+    plan_for({1: {"meanwhile": "seed-0"}})
+    claim = trials.claim(tmp_path / "seed-0")
+    assert claim
+    with claim:
+        answer = call("seeds", "0-1", "--train.run_dir", str(tmp_path))
+    assert answer.code == 0, answer.errors
+    assert rows_in(tmp_path / "seeds.csv")[0]["runs"] == "2"
 
 
 def test_a_table_of_other_numbers_of_processes_says_so(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:

@@ -115,7 +115,9 @@ def run_command(command: str, arguments: list[str]) -> int:
     config, options = parse(parser, arguments)
 
     # What these start sets its own; a job that they submit would inherit this instead of what its script says.
-    if command not in OF_MANY:
+    if command in OF_MANY:
+        early_signals.remember()
+    else:
         # Read when torch is imported, which is why that comes after; ``launch`` has set them for some launchers already.
         for name, value in hardware.ENVIRONMENT.items():
             os.environ.setdefault(name, value)

@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser
@@ -15,7 +16,7 @@ from jsonargparse import ArgumentParser
 from . import distributed, storage
 from .checks import Check, batch_check, number_in_environment, require, run_dir_check
 from .command_line import add_settings, parse
-from .config import PACKAGE, Config, DistributedConfig, Size, to_dict
+from .config import PACKAGE, Config, DistributedConfig, Size, TrainConfig, to_dict
 from .distributed import hardware, launcher, starter, transport
 from .errors import UsageError
 from .supervision import supervise
@@ -53,7 +54,8 @@ def launch(arguments: list[str]) -> int:
     if here:
         command = distributed.local_command(size.nproc_per_node, ["train", *given])
     else:
-        command = launcher.command(size, frozen(asked, settings) if launcher.QUEUED else settings)
+        run_dir = named_run_dir(asked, given)
+        command = launcher.command(size, frozen(asked, settings) if launcher.QUEUED else settings, run_dir)
     elsewhere = launcher.ELSEWHERE and not here
     preset = {} if elsewhere else hardware.ENVIRONMENT
     command = ["env", *(f"{name}={os.environ.get(name, value)}" for name, value in preset.items()), *command]
@@ -82,14 +84,25 @@ def launch(arguments: list[str]) -> int:
 
 
 def frozen(config: Config, arguments: list[str]) -> list[str]:
-    """Write all settings to a file that nobody edits, for a job that begins later; return ``arguments`` that read it alone."""
-    text = yaml.safe_dump(to_dict(config), sort_keys=False)
+    """Write all settings to a file for a job that begins later; return ``arguments`` that read it alone."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", action="append")
+    return ["--config", frozen_file(to_dict(config)), *finder.parse_known_args(arguments)[1]]
+
+
+def frozen_file(content: dict[str, Any]) -> str:
+    """Write YAML to a file that nobody edits; return its name."""
+    text = yaml.safe_dump(content, sort_keys=False)
     file = SUBMITTED / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     storage.write(file, text)
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", action="append")
-    return ["--config", str(file), *finder.parse_known_args(arguments)[1]]
+    return str(file)
+
+
+def named_run_dir(config: Config, arguments: list[str]) -> str | None:
+    """Return the run directory that a file of settings names, for launchers that would name one themselves."""
+    run_dir, is_option = config.train.run_dir, any(word.startswith("--train.run_dir") for word in arguments)
+    return None if is_option or run_dir == TrainConfig.run_dir else run_dir
 
 
 def task_checks(config: Config) -> Iterator[Check]:

@@ -60,6 +60,11 @@ def read_ranges(words: Sequence[str]) -> dict[str, Values]:
     return {name: values_of(name, value) for name, value in given.items()}
 
 
+def plain(ranges: dict[str, Values]) -> dict[str, str | list[str]]:
+    """Return the ranges as a file of them holds them."""
+    return {name: str(one) if isinstance(one, Range) else [*one] for name, one in ranges.items()}
+
+
 def values_of(name: str, given: Any) -> Values:
     """Return what a setting may be: a range, if it is a number and ``given`` looks like one, else a choice.
 

@@ -57,6 +57,8 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
                 run = folder / f"seed-{seed}"
                 if is_trained(run, config):
                     continue
+                if signals:
+                    return stopped()
                 if not (claim := trials.claim(run)):
                     busy.append(str(seed))
                     continue
@@ -64,8 +66,7 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
                 with claim:
                     ended = trials.train(command, [*settings, f"--train.seed={seed}"], run, signals, lambda: False)
                 if ended.code and (signals or ended.code == EXIT_RESUMABLE):
-                    print("stopped: the same command resumes")
-                    return EXIT_RESUMABLE
+                    return stopped()
                 if ended.code == 2:
                     raise UsageError(ended.why)
                 if ended.code:
@@ -78,6 +79,12 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
     else:
         show(folder)
     return int(failed)
+
+
+def stopped() -> int:
+    """Say that a signal has ended this command; return the exit code."""
+    print("stopped: the same command resumes")
+    return EXIT_RESUMABLE
 
 
 def numbers_in(asked: str) -> list[int]:

@@ -21,8 +21,8 @@ from .changes import Change, changed_settings, changes_results
 from .config import EXIT_RESUMABLE, PACKAGE, Config, to_dict
 from .distributed import launcher
 from .errors import UsageError
-from .launch import planned_size, size_here
-from .ranges import Range, Values, check_ranges, read_ranges
+from .launch import frozen_file, planned_size, size_here
+from .ranges import Range, Values, check_ranges, plain, read_ranges
 from .tables import print_table
 from .task import objective
 
@@ -56,7 +56,8 @@ def sweep(config: Config, arguments: list[str], words: list[str], options: dict[
     in_job = launcher.ELSEWHERE and not here and command is not None
     check_ranges(config, ranges, [] if in_job else size.world_sizes())
     if command is None:
-        return trials.submit(config, ["sweep", *arguments])
+        options_given = [argument for argument in arguments if argument not in words]
+        return trials.submit(config, ["sweep", *options_given, frozen_file(plain(ranges))])
     study = Sweep(config, ranges, command, options)
     stopped = False
     with trials.stop_signals() as signals:
@@ -68,7 +69,9 @@ def sweep(config: Config, arguments: list[str], words: list[str], options: dict[
     if stopped or signals:
         print("stopped: the same command resumes")
         return EXIT_RESUMABLE
-    return 0 if study.trained_to_the_end() else 1
+    if others := study.numbers_of(TrialState.RUNNING):
+        print(f"others are training trial {', '.join(map(str, others))}")
+    return 0 if study.trained_to_the_end() or others else 1
 
 
 class Sweep:
@@ -94,12 +97,8 @@ class Sweep:
         with lock:
             self.refuse_changes(config)
             self.settings = trials.keep_settings(config, self.folder)
-            storage.write(self.folder / "ranges.yaml", yaml.safe_dump(self.plain_ranges(), sort_keys=False))
+            storage.write(self.folder / "ranges.yaml", yaml.safe_dump(plain(self.ranges), sort_keys=False))
             self.study = open_study(self.folder, options["storage"])
-
-    def plain_ranges(self) -> dict[str, str | list[str]]:
-        """Return the ranges as a file of them holds them."""
-        return {name: str(one) if isinstance(one, Range) else [*one] for name, one in self.ranges.items()}
 
     def refuse_changes(self, config: Config) -> None:
         """Refuse settings that would make these trials differ from those before in more than what is tried.
@@ -114,7 +113,7 @@ class Sweep:
         strategy = config.distributed.strategy
         changed = changed_settings(settings, to_dict(config))
         changes = [change for change in changed if changes_results(change, strategy)]
-        new = self.plain_ranges()
+        new = plain(self.ranges)
         names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         changes += [Change(name, old.get(name), new.get(name)) for name in names]
         if changes:
@@ -205,6 +204,10 @@ class Sweep:
         """Return the trials that have a score, the best first."""
         done = self.study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         return sorted(done, key=lambda trial: trial.value or 0.0, reverse=objective.HIGHER_IS_BETTER)
+
+    def numbers_of(self, state: TrialState) -> list[int]:
+        """Return the trials in a state."""
+        return [trial.number for trial in self.study.get_trials(deepcopy=False, states=[state])]
 
     def write(self) -> list[tuple[Any, ...]]:
         """Write trials.csv, the best ones first; return its lines."""

@@ -120,7 +120,7 @@ def reason(said: str) -> str:
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
     """Collect stop signals in the list that it yields, until the end of the ``with`` block."""
-    received: list[int] = []
+    received: list[int] = [*early_signals.received]
 
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,12 +47,8 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
     for amounts in resources.values():
         for name, amount in amounts.items():
             amounts[name] = multiply(str(amount), size[1] / before)
-    arguments = container["args"]
-    if name_run_dir(options) and "--train.run_dir" in arguments:
-        # It would win over that of a file.
-        place = arguments.index("--train.run_dir")
-        del arguments[place : place + 2]
-    arguments += options
+    # Of two of the same name, the later one counts.
+    container["args"] += options
     return size
 
 
@@ -66,14 +61,6 @@ def multiply(amount: str, factor: float) -> str:
         return f"{result:g}" if "." in number[0] else str(math.ceil(result))
 
     return re.sub(r"^\d+(\.\d+)?", multiplied, amount)
-
-
-def name_run_dir(options: list[str]) -> bool:
-    """Tell whether a file of settings among the options says where the run is written."""
-    words = [word for option in options for word in option.split("=", 1)]
-    files = [Path(file) for option, file in pairwise(words) if option == "--config"]
-    contents = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
-    return any((content or {}).get("train", {}).get("run_dir") for content in contents)
 
 
 def refuse(sentence: str) -> NoReturn:

@@ -44,10 +44,14 @@ def _manifest() -> str:
     return os.environ.get("MANIFEST") or "scripts/trainjob.yaml"
 
 
-def command(size: Size, settings: list[str]) -> list[str]:
-    """Return the command that applies the manifest, with the variables to set before it."""
+def command(size: Size, settings: list[str], run_dir: str | None = None) -> list[str]:
+    """Return the command that applies the manifest, with the variables to set before it.
+
+    ``run_dir`` is what a file of settings names: an option, as the manifest's own would win over the file.
+    """
     variables = [f"{name}={os.environ[name]}" for name in ("IMAGE", "NNODES", "NPROC_PER_NODE") if os.environ.get(name)]
-    return [*variables, "python3", "scripts/manifest.py", "--apply", _manifest(), *settings]
+    named = ["--train.run_dir", run_dir] if run_dir else []
+    return [*variables, "python3", "scripts/manifest.py", "--apply", _manifest(), *settings, *named]
 
 
 def trial() -> list[str] | None:

@@ -36,7 +36,7 @@ def size(nproc_per_node: int | None) -> Size:
     return Size.fixed(number_of_nodes(), nproc_per_node)
 
 
-def command(size: Size, settings: list[str]) -> list[str]:
+def command(size: Size, settings: list[str], run_dir: str | None = None) -> list[str]:
     """Return the command that trains, with the variables to set before it.
 
     Raises:

@@ -2,7 +2,8 @@
 
 NPROC_PER_NODE  processes on each node (default: 2 in a project for CPUs, else 1)
 NNODES          nodes (default: 1)
-RUN_DIR         where the run is written (default: runs/ and the number of the job); an older one is resumed
+RUN_DIR         where the run is written (default: train.run_dir of a --config file, or else runs/ and the number of
+                the job); an older one is resumed
 SEEDS           such as 0-4: an array of jobs, one for each seed
 JOBS            how many jobs share the trainings of a sweep, or of several seeds (default: 1)
 STARTER         what starts the processes in the job: srun (default), or another of scripts/step-*.sh
@@ -40,8 +41,10 @@ def size(nproc_per_node: int | None) -> Size:
     return Size.fixed(number_of_nodes(), nproc_per_node)
 
 
-def command(size: Size, settings: list[str]) -> list[str]:
+def command(size: Size, settings: list[str], run_dir: str | None = None) -> list[str]:
     """Return the command that submits the job, with the variables to set before it; or those that share a sweep.
+
+    ``run_dir`` is what a file of settings names; RUN_DIR wins over it.
 
     Raises:
         UsageError: for a run directory that the job would not know, a starter that is not there, or what are no seeds.
@@ -50,20 +53,30 @@ def command(size: Size, settings: list[str]) -> list[str]:
     if not shared and any(word.startswith("--train.run_dir") for word in settings):
         raise UsageError("choose the run directory with RUN_DIR=..., so that the job knows it too")
     _step()
-    variables = [f"{name}={os.environ[name]}" for name in ("RUN_DIR", "STARTER") if os.environ.get(name)]
+    given = {"RUN_DIR": os.environ.get("RUN_DIR") or run_dir, "STARTER": os.environ.get("STARTER")}
+    variables = [f"{name}={value}" for name, value in given.items() if value]
     options = [f"--nodes={size.nnodes[0]}", f"--ntasks-per-node={size.nproc_per_node}"]
     if hardware.RESERVED:
         options.append(f"--{hardware.RESERVED}-per-node={size.nproc_per_node}")
     if shared:
         # To the job's script, which passes it on: between two trials no step is there to get it.
-        options.append(f"--signal=B:{os.environ.get('SBATCH_SIGNAL', 'USR1@60').removeprefix('B:')}")
+        options += [f"--signal=B:{asked.removeprefix('B:')}" for asked in _asked("signal")]
     seeds = os.environ.get("SEEDS") or ""
     if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
         raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
     array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else seeds
     if array:
-        options += [f"--array={array}", "--output=slurm-%A_%a.out"]
+        options.append(f"--array={array}")
+        options += [f"--output={name.replace('%j', '%A_%a')}" for name in _asked("output")]
     return [*variables, "sbatch", "--parsable", *options, "scripts/train.sbatch", *settings]
+
+
+def _asked(option: str) -> list[str]:
+    """Return what sbatch's variable, or else scripts/train.sbatch, says for an option of sbatch; nothing if neither does."""
+    script = (project_folder() / "scripts/train.sbatch").read_text(encoding="utf-8")
+    written = re.findall(rf"^#SBATCH --{option}[= ](\S+)", script, re.MULTILINE)
+    variable = os.environ.get(f"SBATCH_{option.upper()}")
+    return [variable] if variable else written[-1:]
 
 
 def _step() -> Path:
@@ -90,10 +103,13 @@ def start(command: list[str], run_dir: Path) -> int:
     if done.returncode:
         return done.returncode
     job = done.stdout.strip().partition(";")[0]
-    shared = "sweep" in command or "seeds" in command
-    tasks = "_*" if shared or os.environ.get("SEEDS") else ""
-    print(f"job {job} is submitted; it writes {run_dir if shared else os.environ.get('RUN_DIR') or f'runs/{job}'}")
-    print(f"follow it with  tail -F slurm-{job}{tasks}.out  and  squeue --job {job}, end it with  scancel {job}")
+    options = dict(word.partition("=")[::2] for word in command)
+    written = run_dir if "sweep" in command or "seeds" in command else options.get("RUN_DIR", f"runs/{job}")
+    output = options.get("--output") or "".join(_asked("output")) or "slurm-%j.out"
+    # Other parts of the name than the job's number are its own.
+    output = re.sub(r"%\d*[a-zA-Z]", "*", re.sub("%[jA]", job, output))
+    print(f"job {job} is submitted; it writes {written}")
+    print(f"follow it with  tail -F {output}  and  squeue --job {job}, end it with  scancel {job}")
     return 0
 
 

@@ -27,7 +27,7 @@ def size(nproc_per_node: int | None) -> Size:
     return Size.fixed(1, nproc_per_node)
 
 
-def command(size: Size, settings: list[str]) -> list[str]:
+def command(size: Size, settings: list[str], run_dir: str | None = None) -> list[str]:
     """Return the command that trains."""
     return ["python3", "-m", PACKAGE, "train", *settings]
 
