@@ -7,7 +7,7 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
@@ -117,6 +117,33 @@ def launch(processes: int, *arguments: str, package: str = "small") -> Answer:
         answer = run(own.local_command(processes, [*arguments, *distributed.TRIAL]), FOLDERS[package])
     assert answer.code == 0, answer.errors
     return answer
+
+
+@pytest.fixture
+def every_sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
+    """Let trainings in this process call a function with the index of each training sample before they read it."""
+    training = importlib.import_module("small.training")
+    load = training.load_data
+
+    class Watched(torch.utils.data.Dataset[Any]):
+        def __init__(self, samples: Any, before: Callable[[int], None]) -> None:
+            self.samples, self.before = samples, before
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            self.before(index)
+            return self.samples[index]
+
+    def every_sample(before: Callable[[int], None]) -> None:
+        def watched(settings: Any) -> Any:
+            data = load(settings)
+            return data._replace(train=Watched(data.train, before))
+
+        monkeypatch.setattr(training, "load_data", watched)
+
+    return every_sample
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from frame import (
     copies,
     distributed,
     errors,
+    failures,
     handlers,
     objective,
     storage,
@@ -283,32 +284,36 @@ def test_the_cause_is_named(
 
 
 def test_an_error_of_the_data_names_the_step_that_waits_for_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, every_sample: Callable[[Callable[[int], None]], None]
 ) -> None:
-    training = import_module("small.training")
-    load = training.load_data
     *_, third = islice(batches.TrainingBatches(1024, 64, rank=0, world_size=1, seed=0), 3)
 
-    class Lacking(torch.utils.data.Dataset[Any]):
-        def __init__(self, samples: Any) -> None:
-            self.samples = samples
+    def refuse(index: int) -> None:
+        if index == third.indices[5]:
+            raise ValueError("no such file")
 
-        def __len__(self) -> int:
-            return len(self.samples)
-
-        def __getitem__(self, index: int) -> Any:
-            if index == third.indices[5]:
-                raise ValueError("no such file")
-            return self.samples[index]
-
-    def lacking(settings: Any) -> Any:
-        data = load(settings)
-        return data._replace(train=Lacking(data.train))
-
-    monkeypatch.setattr(training, "load_data", lacking)
+    every_sample(refuse)
     ended = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
     assert ended.code == 1
     assert "[rank 0] failed at step 3:\nTraceback" in ended.errors
+
+
+def test_an_error_of_a_loader_process_is_summed_up_by_what_it_was() -> None:
+    error = RuntimeError("no such file\nnor folder")
+    assert failures.in_one_line(error) == "RuntimeError: no such file"
+    note = ""
+    if hasattr(error, "add_note"):
+        error.add_note("in Letters[3]")
+        note = " (in Letters[3])"
+    assert failures.in_one_line(error) == f"RuntimeError: no such file{note}"
+    # As torch hands it on.
+    try:
+        raise error
+    except RuntimeError:
+        caught = import_module("torch._utils").ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(RuntimeError, match="Caught RuntimeError in DataLoader worker") as raised:
+        caught.reraise()
+    assert failures.in_one_line(raised.value) == f"RuntimeError: no such file{note}"
 
 
 def test_a_loader_process_that_is_killed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 import csv
 import gzip
 import json
+import logging
 import time
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +78,16 @@ def test_a_model_that_gives_a_parameter_to_a_module_is_counted() -> None:
     assert flops == 3 * 2 * 8 * 2 * 4 * (3 + 1)
 
 
+def test_a_model_that_cannot_be_counted_is_profiled_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def forward(model: nn.Module, batch: torch.Tensor) -> Any:
+        raise RuntimeError("no rule for this operator")
+
+    logging.getLogger("small").addHandler(caplog.handler)
+    objective: Any = SimpleNamespace(losses=None, forward=forward)
+    assert utilization.step_flops(nn.Linear(1, 1), config.Config(), objective, torch.zeros(1)) == 0
+    assert "counter does not take this model: RuntimeError: no rule for this operator" in caplog.text
+
+
 def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> None:
     run = train(tmp_path / "run", 2, *SHORT, "--train.profile", "basic")
     exchange = parts_of(run.path)["exchange"]
@@ -87,26 +98,10 @@ def test_a_profile_of_two_processes_has_what_they_exchange(tmp_path: Path) -> No
     assert 0 < exchange["milliseconds"] <= exchange["slowest_milliseconds"]
 
 
-def test_a_dataset_that_holds_the_training_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = import_module("small.training")
-    load = training.load_data
-
-    class Slow:
-        def __init__(self, samples: Any) -> None:
-            self.samples = samples
-
-        def __len__(self) -> int:
-            return len(self.samples)
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(0.0005)
-            return self.samples[index]
-
-    def slow(settings: Any) -> Any:
-        data = load(settings)
-        return data._replace(train=Slow(data.train))
-
-    monkeypatch.setattr(training, "load_data", slow)
+def test_a_dataset_that_holds_the_training_back_is_named(
+    tmp_path: Path, every_sample: Callable[[Callable[[int], None]], None]
+) -> None:
+    every_sample(lambda index: time.sleep(0.0005))
     run = train(tmp_path / "run", 1, "--train.max_iterations", "12", "--train.profile", "handlers")
     assert "data takes" in run.log and "of the time: raise data.num_workers" in run.log
 

@@ -89,6 +89,11 @@ def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(
     assert (refused.code, refused.errors.count("is not divisible by 5")) == (2, 1), refused.errors
 
 
+def test_the_size_of_a_world_that_is_not_there_is_asked_for_with_it() -> None:
+    answer = call("scaling", "--world-size", "4")
+    assert (answer.code, answer.errors.count("add --simulate, or choose --processes")) == (2, 1), answer.errors
+
+
 @pytest.mark.parametrize("what", ["item", "shape"])
 def test_a_step_that_needs_numbers_cannot_be_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -643,16 +643,20 @@ def test_the_learning_rate_grows_with_the_world_as_asked(
     assert "in no group" not in caplog.text
 
 
-def test_parameters_that_an_optimizer_was_not_given_are_told_of(
+def test_an_optimizer_of_ones_own_says_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def create(model: nn.Linear, settings: config.Config) -> torch.optim.Optimizer:
-        return torch.optim.SGD([model.weight], settings.optim.lr)
+        return torch.optim.AdamW([model.weight], settings.optim.lr)
 
     monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
     logging.getLogger("small").addHandler(caplog.handler)
     optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
     assert "2 parameters are in no group of the optimizer" in caplog.text
+    assert "optim.name" not in caplog.text
+    asked = config.Config(optim=config.OptimConfig(name="sgd"))
+    optimization.create_optimizer(nn.Linear(3, 2), asked, world_size=1)
+    assert "optim.name sgd counts for nothing: create_optimizer in task/objective.py has AdamW" in caplog.text
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])

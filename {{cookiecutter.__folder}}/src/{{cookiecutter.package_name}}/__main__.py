@@ -94,11 +94,11 @@ def run_command(command: str, arguments: list[str]) -> int:
         parser.add_argument("--steps", type=int, default=50, help="of each training")
         wide = "batches from 2 to 6144, as far as there are samples, instead of --batches"
         parser.add_argument("--simulate", action="store_true", help="one rank of a world that is not there: its memory")
-        parser.add_argument("--world-size", type=int, default=512, help="ranks of that world")
+        parser.add_argument("--world-size", type=int, help="ranks of that world (default: 512)")
         parser.add_argument("--preset", choices=["batch-crossover"], help=wide)
         arguments = ["--train.run_dir", "runs/scaling", *arguments]
     elif command == "sweep":
-        tried = "settings and what they may be: optim.lr=1e-4..1e-1,log or optim.name=adamw,sgd; or files of them"
+        tried = "settings and what they may be: optim.lr=1e-4..1e-1,log or data.batch_size=32,64; or files of them"
         parser.add_argument("ranges", nargs="*", type=str, help=tried)
         parser.add_argument("--trials", type=int, default=20, help="of the whole sweep, whoever trains them")
         parser.add_argument("--pruner", choices=["median", "none"], default="median", help="it stops hopeless trials")
@@ -151,7 +151,9 @@ def run_command(command: str, arguments: list[str]) -> int:
             # What it imports takes torch a second.
             from . import simulation
 
-            return simulation.simulate(config, options["world_size"])
+            return simulation.simulate(config, options["world_size"] or 512)
+        if options["world_size"]:
+            raise UsageError("--world-size is of a world that is not there: add --simulate, or choose --processes")
         if options["preset"]:
             asked["batches"] = scaling.batches_of_crossover(config)
         return scaling.scaling(config, settings_among(arguments), asked)

@@ -14,6 +14,7 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from rich.table import Table
+from rich.text import Text
 from torch import nn
 
 from . import collectives, connectivity, distributed
@@ -169,6 +170,6 @@ def _print(checks: list[Check], measured: dict[str, Any], as_json: bool) -> None
     for title in ("check", "", "found"):
         table.add_column(title)
     for check in checks:
-        table.add_row(check.name, "[green]ok[/]" if check.ok else "[red]no[/]", check.found)
+        table.add_row(check.name, Text("ok", "green") if check.ok else Text("no", "red"), check.found)
     print_table(table)
     print(f"\nTo do: {failed.fix}." if failed else "\nReady: scripts/train.sh")

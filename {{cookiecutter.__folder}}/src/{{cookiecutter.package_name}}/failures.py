@@ -49,9 +49,20 @@ def tell(error: BaseException, rank: int, lost: str, find_silent: Callable[[], s
     else:
         sentence = explain(error)
         say(f"[rank {rank}] " + (sentence or f"failed{at}:\n{traceback.format_exc().rstrip()}"))
-        # An error of torch may go on for a hundred lines.
-        first = traceback.format_exception_only(error)[0].splitlines()[0]
-        sum_up(f"[rank {rank}] " + (sentence or f"failed{at}: {first}"))
+        sum_up(f"[rank {rank}] " + (sentence or f"failed{at}: {in_one_line(error)}"))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says in its first line, as one of torch may go on for a hundred, and where it came from.
+
+    Of what a loader process has raised, torch makes a text with a traceback, below which the error itself stands.
+    """
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    if "Original Traceback" in str(error):
+        lines = lines[max(place for place, line in enumerate(lines) if line.startswith(" ")) + 1 :] or lines
+    # The note of Reader.add_place.
+    place = f" ({lines[-1]})" if lines[1:] and lines[-1].startswith("in ") else ""
+    return lines[0] + place
 
 
 def say(text: str) -> None:

@@ -26,6 +26,9 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     """
     optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
+    asked, created = config.optim.name, type(optimizer).__name__
+    if asked != OptimConfig.name and asked not in created.lower():
+        logger.warning("optim.name %s counts for nothing: create_optimizer in task/objective.py has %s", asked, created)
     several = len(optimizer.param_groups) > 1
     learning = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     others = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in learning]
@@ -34,7 +37,7 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     for number, group in enumerate(optimizer.param_groups):
         logger.info(
             "optimizer: %s%s, lr %g x %g = %g (lr_scaling %s), warm-up %s, then %s",
-            type(optimizer).__name__,
+            created,
             f" of {group.get('name', f'group {number}')}" if several or "name" in group else "",
             group["lr"],
             factor,

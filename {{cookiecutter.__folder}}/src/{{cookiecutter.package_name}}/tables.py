@@ -12,5 +12,5 @@ WIDE = 1000
 
 
 def print_table(table: Table) -> None:
-    """Print a table, to a file or a program in its full width."""
-    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
+    """Print a table, to a file or a program in its full width, and its texts as they are, such as a path with [x] in it."""
+    Console(width=None if sys.stdout.isatty() else WIDE, markup=False, emoji=False).print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +17,9 @@ from .config import Config
 from .distributed import hardware
 from .engines import AUTOCAST_TYPES
 from .evaluation import evaluating
+from .failures import in_one_line
+
+logger = logging.getLogger(__package__)
 
 # A backward pass computes a product for the inputs and one for the weights, where the forward pass computes one.
 PASSES = 3
@@ -29,7 +33,7 @@ def step_flops(model: nn.Module, config: Config, objective: Objective, batch: An
     """Return the floating-point operations of this rank's step by ``batch``: those of products and convolutions.
 
     Operators that torch does not know, such as somebody's own kernels, count as none. So does all of a task with several
-    losses, whose steps are its own.
+    losses, whose steps are its own, and all of a model that torch's counter does not take.
     """
     if objective.losses:
         return 0
@@ -50,8 +54,12 @@ def step_flops(model: nn.Module, config: Config, objective: Objective, batch: An
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = Untracked()
-    with counter, evaluating(model), torch.no_grad(), eager:
-        objective.forward(model, convert_tensor(batch, idist.device()))
+    try:
+        with counter, evaluating(model), torch.no_grad(), eager:
+            objective.forward(model, convert_tensor(batch, idist.device()))
+    except Exception as error:  # noqa: BLE001 - the model itself has just trained with this batch
+        logger.warning("operations are not counted: torch's counter does not take this model: %s", in_one_line(error))
+        return 0
     return PASSES * int(counter.get_total_flops())
 
 

@@ -1,6 +1,7 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 import yaml
 from conftest import PACKAGE, PROJECT, call, train
 
-from {{ cookiecutter.package_name }}.config import Config, to_dict
+from {{ cookiecutter.package_name }}.config import Config, OptimConfig, to_dict
+from {{ cookiecutter.package_name }}.task import objective
 from {{ cookiecutter.package_name }}.task.data import load
 from {{ cookiecutter.package_name }}.task.model import GPT
 from {{ cookiecutter.package_name }}.task.settings import TaskConfig
@@ -50,6 +52,14 @@ def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     settings = ("--task.text", str(tmp_path / "text.txt"), "--task.root", str(tmp_path))
     refused = call("train", "--train.run_dir", str(tmp_path / "run"), *settings, package=PACKAGE)
     assert (refused.code, refused.errors.count("lower task.train_tokens")) == (1, 1), refused.errors
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_the_optimizer_is_the_one_asked_for_and_matrices_decay(name: str, kind: type[torch.optim.Optimizer]) -> None:
+    config = replace(Config(), optim=OptimConfig(name=name, weight_decay=0.5))  # type: ignore[arg-type]
+    optimizer = objective.create_optimizer(GPT(config.task), config)
+    assert type(optimizer) is kind
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
 
 
 def test_no_token_sees_those_after_it() -> None:

@@ -34,10 +34,12 @@ def metrics(device: torch.device) -> dict[str, Metric]:
 
 
 def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Return AdamW for two groups: matrices, whose weights decay, and the others."""
+    """Return the optimizer that ``optim.name`` asks for, with two groups: matrices, whose weights decay, and the others."""
     weights = list(model.parameters())
     groups = [
         {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.optim.weight_decay},
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
+    if config.optim.name == "sgd":
+        return torch.optim.SGD(groups, config.optim.lr, momentum=0.9, nesterov=True)
     return torch.optim.AdamW(groups, config.optim.lr, betas=(0.9, 0.95))
