@@ -1,4 +1,4 @@
-"""Commands: ``python -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | scaling
+"""Commands: ``python3 -m {{ cookiecutter.package_name }} train | evaluate | predict | export | doctor | shards | scaling
 | sweep | seeds | launch``."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EXIT_INTERRUPTED = 130
 FROM_CHECKPOINT = ("evaluate", "predict", "export")
 # They start trainings, one after another.
 OF_MANY = ("sweep", "seeds")
-USAGE = f"usage: python -m {__package__} COMMAND [--help]\n\ncommands:\n"
+USAGE = f"usage: python3 -m {__package__} COMMAND [--help]\n\ncommands:\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def run_command(command: str, arguments: list[str]) -> int:
         return launch(arguments)
     if starter.DIES_WITH_PARENT and distributed.launched():
         early_signals.die_with_parent()
-    program = f"python -m {__package__} {command}"
+    program = f"python3 -m {__package__} {command}"
     parser = ArgumentParser(prog=program, description=COMMANDS[command], exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
     if command in FROM_CHECKPOINT:

@@ -137,7 +137,7 @@ def train(run: RunDirectory, config: Config) -> int:
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":
         weight_average = WeightAverage(kept, optimizer, trainer)
-        # At log points too, where a signal may stop the training: a resumed one averages as often as any other.
+        # At log points too, where a signal may stop the training, so that a resumed one averages no more often than others.
         weight_average.attach(config.distributed.average_every, config.train.log_every)
 
     def agree() -> None:

@@ -10,7 +10,7 @@ NAME = "gloo"
 PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
 CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
-MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
+MAY_BE_MISSING = False  # whether it has to be looked for before a training starts
 FIX = "install a torch that was built with it"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"gloo": ("none", "fp16", "powersgd")}

@@ -4,7 +4,7 @@ NAME = "horovod"
 PACKAGES: tuple[str, ...] = ("horovod",)  # distributions that have to fit torch
 CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
-MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
+MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 FIX = "run scripts/install_horovod.sh"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"horovod": ("none", "fp16")}

@@ -12,7 +12,7 @@ NAME = "mpi"
 PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
 CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
-MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
+MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"mpi": ("none",)}

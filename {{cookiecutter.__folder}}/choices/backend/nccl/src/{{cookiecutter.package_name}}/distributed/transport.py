@@ -10,7 +10,7 @@ NAME = "nccl"
 PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
 CHOICES: tuple[str, ...] = (NAME, "gloo")  # what may carry the tensors
 ON_CPU = "gloo"  # what carries them on a CPU, in a trial without GPUs
-MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
+MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 FIX = "install a torch with CUDA, or try it with --distributed.device cpu"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"nccl": ("none", "fp16", "bf16", "powersgd"), "gloo": ("none", "fp16", "powersgd")}

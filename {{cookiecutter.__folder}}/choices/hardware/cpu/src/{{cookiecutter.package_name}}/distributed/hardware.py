@@ -14,7 +14,7 @@ DEVICES: tuple[str, ...] = (DEVICE,)
 TRIAL: tuple[str, ...] = ()  # settings to add for a trial without the hardware
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more threads than cores wait for each other
 RESERVED = ""  # what a scheduler reserves one of for each process
-MAY_BE_MISSING = False  # so that it has to be looked for before a training starts
+MAY_BE_MISSING = False  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16", "fp16")
 SHOWS_DRAWS = True  # its generator tells whether somebody has drawn
 

@@ -13,7 +13,7 @@ DEVICE = "xla"
 DEVICES: tuple[str, ...] = (DEVICE,)
 TRIAL: tuple[str, ...] = ()  # settings to add for a trial without a TPU: PJRT_DEVICE=CPU says it
 ENVIRONMENT = {"PJRT_DEVICE": "TPU"}  # for every process, unless set
-MAY_BE_MISSING = True  # so that it has to be looked for before a training starts
+MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16")  # fp16 would need its losses scaled
 SHOWS_DRAWS = False  # its generator tells whether somebody has drawn
 
