@@ -191,11 +191,10 @@ def test_dependencies_are_those_of_the_target_and_the_tracker_alone(projects: li
     requirements = CONTEXT["_requirements"]
     for project in projects:
         dependencies = tomli.loads(project.read("pyproject.toml"))["project"]["dependencies"]
+        of_task = requirements["task"].get(project.answers["task"], [])
+        of_tracker = requirements["tracker"][project.answers["tracker"]]
         of_target = requirements["backend"][project.target.backend]
-        assert (
-            dependencies
-            == of_target + requirements["common"] + requirements["tracker"][project.answers["tracker"]]
-        ), project
+        assert dependencies == of_target + requirements["common"] + of_task + of_tracker, project
 
 
 def test_files_that_are_not_a_target_s_own_are_identical_over_all_targets(

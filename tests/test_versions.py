@@ -81,7 +81,8 @@ def environment_with(package: str, python: str, folder: Path, variables: dict[st
 def test_the_page_states_what_is_required() -> None:
     page = versions.PAGE.read_text()
     requirements = CONTEXT["_requirements"]
-    bounded = {name for row in requirements["backend"].values() for name in row} | {*requirements["common"]}
+    rows = [*requirements["backend"].values(), *requirements["task"].values(), requirements["common"]]
+    bounded = {name for row in rows for name in row}
     (project,) = ROOT.glob("{{*}}")
     for requirement in bounded:
         assert f"`{requirement}`" in page, requirement
