@@ -175,7 +175,7 @@ def test_a_prediction_says_where_more_processes_stop_paying() -> None:
     # One second of computing for all samples together, and messages of a hundredth of one.
     predicted = list(prediction.predict(prediction.Link(0.01, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
     assert [row.processes for row in predicted] == [2, 4, 8, 16, 32, 64]
-    assert predicted[1].ring == pytest.approx(1e3 * (1 / 4 + 6 * 0.01))
+    assert predicted[1].ring_ms == pytest.approx(1e3 * (1 / 4 + 6 * 0.01))
     start = "predicted for batches of 64, each process with a core of its own: adding processes"
     assert prediction.where_it_stops_paying(predicted, False) == f"{start} stops paying at 8: 16 would take 37% longer"
     assert prediction.where_it_stops_paying(predicted, True) == f"{start} stops paying at 16: 32 would gain 9%"

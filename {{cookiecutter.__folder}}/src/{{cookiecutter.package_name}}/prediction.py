@@ -20,9 +20,9 @@ class Predicted(NamedTuple):
 
     processes: int
     batch_size: int
-    ring: float
-    tree: float
-    master: float
+    ring_ms: float
+    tree_ms: float
+    master_ms: float
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def predict(link: Link, compute: tuple[float, float], size: float, batch_size: i
 def where_it_stops_paying(predicted: Sequence[Predicted], by_tree: bool) -> str:
     """Return one sentence: how many processes are worth it, if gradients go up a tree, or else around a ring."""
     said = f"predicted for batches of {predicted[0].batch_size}, each process with a core of its own: adding processes"
-    steps = [(row.processes, row.tree if by_tree else row.ring) for row in predicted]
+    steps = [(row.processes, row.tree_ms if by_tree else row.ring_ms) for row in predicted]
     for (processes, step), (more, next_step) in pairwise(steps):
         gain = step / next_step - 1
         if gain < PAYS:
