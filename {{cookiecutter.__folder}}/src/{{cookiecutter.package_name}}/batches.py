@@ -27,6 +27,8 @@ from .task import data as task_data
 EVALUATION_BATCH_SIZE: int = getattr(task_data, "EVALUATION_BATCH_SIZE", 256)
 # How many places of an epoch's order are looked up at a time.
 BLOCK = 2**14
+# How long loader processes may go on with what they do when the training has ended.
+END_S = 1.0
 ROUNDS = 6
 
 
@@ -209,9 +211,10 @@ def live_as_long_as_the_training(worker: int) -> None:
 
 @contextmanager
 def closing(*loaders: DataLoader[Any]) -> Iterator[None]:
-    """End the processes of the loaders after the ``with`` block, at once: they ignore signals.
+    """End the processes of the loaders after the ``with`` block: in order, so that they clean up, or else by force.
 
-    Left to the garbage collector, which may close their queues first, torch would wait five seconds for each of them.
+    Left to the garbage collector, which may close their queues first, torch would wait five seconds for each of them, and
+    then send a signal, which they ignore.
     """
     try:
         yield
@@ -220,9 +223,24 @@ def closing(*loaders: DataLoader[Any]) -> Iterator[None]:
             iterator: Any = getattr(loader, "_iterator", None)
             # Not by its truth: that of a rank without a batch has no length, but processes.
             if loader.num_workers and iterator is not None:
-                for worker in iterator._workers:
-                    worker.kill()
-                iterator._shutdown_workers()
+                with killing(iterator._workers, after_s=END_S):
+                    iterator._shutdown_workers()
+
+
+@contextmanager
+def killing(processes: list[Any], after_s: float) -> Iterator[None]:
+    """Kill those of the processes that live so long inside the ``with`` block."""
+
+    def kill() -> None:
+        for process in processes:
+            process.kill()
+
+    late = threading.Timer(after_s, kill)
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
 
 
 class Reader:
