@@ -2,7 +2,10 @@
 
 import multiprocessing
 import os
+import time
 import tracemalloc
+from multiprocessing import util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,6 +222,35 @@ class SignalledAsItBegins:
 
     def __reduce__(self) -> Any:
         return SignalledAsItBegins, (), True
+
+
+class Tidy:
+    """Leaves a file when its loader process ends in order; each sample takes so many seconds."""
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        self.file, self.seconds = file, seconds
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        util.Finalize(None, self.file.touch, exitpriority=0)
+        time.sleep(self.seconds)
+        return index
+
+
+@pytest.mark.parametrize(("seconds", "in_order"), [(0, True), (300, False)])
+def test_loader_processes_end_in_order_or_by_force_but_soon(seconds: float, in_order: bool, tmp_path: Path) -> None:
+    file = tmp_path / "ended"
+    loader = batches.create_loader(Tidy(file, seconds), batches.TrainingBatches(4, 4, 0, 1, seed=0), num_workers=1)
+    started = time.monotonic()
+    with batches.closing(loader):
+        iterator = iter(loader)
+        if in_order:
+            next(iterator)
+    # Mostly to begin one.
+    assert time.monotonic() - started < 120
+    assert file.exists() == in_order
 
 
 def test_a_loader_process_lives_on_after_a_stop_signal_while_it_begins() -> None:
