@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import FOLDERS, call, run, train
-from frame import acceleration, config, distributed, errors
+from frame import acceleration, config, distributed, errors, optimization
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -31,6 +31,31 @@ def test_channels_last_changes_the_layout_of_weights_and_inputs_alone() -> None:
     torch.testing.assert_close(changed(inputs), plain(inputs))
     for tensor in (convolution.get_parameter("weight"), seen[0]):
         assert tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+def test_what_an_optimizer_remembers_gets_the_layout_of_its_weight() -> None:
+    optimizers = []
+    for channels_last in (False, True):
+        torch.manual_seed(0)
+        model = acceleration.accelerate(convolutions(), replace(SETTINGS, channels_last=channels_last))
+        optimizers.append(torch.optim.AdamW(model.parameters(), 0.1, fused=True))
+        torch.manual_seed(1)
+        model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+        optimizers[-1].step()
+    plain, changed = optimizers
+    expected = {name: value.clone() for name, value in changed.state[changed.param_groups[0]["params"][0]].items()}
+    # As a run that resumes in another layout does.
+    changed.load_state_dict(plain.state_dict())
+    optimization.lay_out_like_weights(changed)
+    weight = changed.param_groups[0]["params"][0]
+    for name, value in changed.state[weight].items():
+        torch.testing.assert_close(value, expected[name])
+        assert value.dim() == 0 or value.stride() == weight.stride()
+
+
+def test_the_parts_of_a_model_are_compiled_where_the_task_calls_them() -> None:
+    model = acceleration.accelerate(convolutions(), replace(SETTINGS, compile=True), calls_parts=True)
+    assert [part._compiled_call_impl is not None for part in (model, *model.children())] == [False, True, True, True]
 
 
 def kept_bytes(model: nn.Module, inputs: Tensor) -> tuple[int, list[Tensor]]:

@@ -65,6 +65,14 @@ def test_the_default_file_counts_wherever_the_command_is_called(
             ["train", "--distributed.strategy", "fsdp2", "--distributed.compression", "fp16"],
             "fsdp2 compresses no gradients: leave distributed.compression none",
         ),
+        (
+            ["train", "--distributed.strategy", "fsdp2", "--train.channels_last", "true"],
+            "fsdp2 shares out weights in torch's own layout: set train.channels_last false",
+        ),
+        (
+            ["train", "--distributed.compression", "powersgd", "--train.amp", "fp16"],
+            "would keep the infinite gradients by which fp16 finds its scale: choose train.amp bf16",
+        ),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
         (["trian"], "there is no command trian: the valid ones are train"),
         (["evaluate"], "checkpoint"),

@@ -249,11 +249,28 @@ def test_a_folder_that_is_removed_ends_the_training_in_one_sentence(
     assert "Traceback" not in ended.errors
 
 
+def test_a_loss_whose_gradients_never_are_numbers_does_not_end_well_in_fp16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = objective.loss
+
+    def without_gradients(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # A root has no slope at 0.
+        result: torch.Tensor = loss(outputs, targets) + (outputs - outputs.detach()).square().sum().sqrt()
+        return result
+
+    monkeypatch.setattr(objective, "loss", without_gradients)
+    settings = ("--train.amp", "fp16", "--train.epochs", "3")
+    ended = call("train", "--train.run_dir", str(tmp_path / "run"), *settings, *ONE)
+    said = "the gradients of many steps in a row are not numbers after step 32: lower optim.lr"
+    assert (ended.code, ended.errors.count(said)) == (1, 1), ended.errors
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (torch.OutOfMemoryError("Tried to allocate 2 GiB."), r"is out of memory \(it asked for 2 GiB more\): lower"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "is out of memory: lower data.batch_size"),
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB."), r"is out of memory \(it asked for 2 GiB more\): raise"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "is out of memory: raise optim."),
         # What torch says where it cannot clip; the second is of somebody's own matrices.
         (
             NotImplementedError("Could not run 'aten::norm' with arguments from the 'SparseCPU' backend."),

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -113,8 +114,9 @@ def test_every_metric_has_a_panel_of_the_curves(tmp_path: Path, monkeypatch: pyt
         ("error", "epoch", "validation error"),
         ("other", "epoch", "validation other"),
     ]
-    # Two evaluations within an epoch.
+    # Two evaluations within an epoch; a metric that came to the task after the first.
     records[0]["val_error"] = math.nan
+    del records[0]["val_other"]
     curves.draw_curves([*records, {**records[1], "iteration": 12}], tmp_path / "curves.png", "points")
     assert [line.get_label() for line in figures[1].axes[1].get_lines()][1:] == ["best 3"]
     assert [panel.get_xlabel() for panel in figures[1].axes] == ["step"] * 3
@@ -229,6 +231,11 @@ def test_each_of_several_losses_updates_its_own_group_in_turn() -> None:
     assert (first.weight.item(), second.weight.item()) == pytest.approx((0.9, 1 - 0.1 * 0.9))
     assert float(loss) == pytest.approx(1 + 0.9)
     assert {name: float(value) for name, value in measured.items()} == pytest.approx({"loss_one": 1, "loss_two": 0.9})
+    # A weight of a group that does not learn stays as it is.
+    frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+    optimizer.param_groups[0]["params"].append(frozen)
+    engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, OFF, batch)
+    assert (first.weight.item() < 0.9, frozen.item()) == (True, 1.0)
     optimizer.param_groups[1]["name"] = "three"
     with pytest.raises(
         errors.UsageError, match=r"losses in objective.py yields two, create_optimizer has groups one, three"
@@ -697,6 +704,46 @@ def test_a_checkpoint_of_another_model_is_refused(alone: Run, tmp_path: Path) ->
     assert refused.code == 2
     assert "is not a checkpoint of this model" in refused.errors
     assert "Traceback" not in refused.errors
+
+
+def test_the_score_of_a_run_stays_the_same(alone: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(alone.path, tmp_path / "run")
+    monkeypatch.setattr(objective, "SCORE", "loss")
+    more = (*EXACT, "--train.max_iterations", "40")
+    refused = call("train", "--train.run_dir", str(folder), *ONE, *more)
+    said = "error: the SCORE of this run was error, of which less is better, and cannot be compared"
+    assert (refused.code, refused.errors.count(said)) == (2, 1), refused.errors
+    # Another run may begin from it, and finds a best one of its own.
+    begun = train(tmp_path / "other", 1, *more, "--train.resume", str(alone.checkpoint()))
+    assert (begun.path / begun.summary["best"]["checkpoint"]).exists()
+
+
+def test_an_average_of_weights_cannot_begin_in_the_middle(alone: Run, tmp_path: Path) -> None:
+    folder = shutil.copytree(alone.path, tmp_path / "run")
+    more = (*EXACT, "--train.max_iterations", "40", "--optim.ema_decay", "0.9")
+    refused = call("train", "--train.run_dir", str(folder), *ONE, *more)
+    assert (refused.code, refused.errors.count("holds no average of the weights: set optim.ema_decay null")) == (2, 1)
+
+
+def test_ranks_that_train_apart_go_on_with_what_belongs_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    local_sgd = import_module("small.local_sgd")
+    # A device that computes nothing, on which an optimizer keeps its count of steps.
+    weight = nn.Parameter(torch.empty(2, device="meta"))
+    optimizer = torch.optim.SGD([weight])
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(iteration=1))
+    average = local_sgd.WeightAverage(nn.Module(), optimizer, trainer, torch.amp.GradScaler("cpu", init_scale=4.0))
+    others = [{"step": ((), torch.float32, "meta"), "momentum_buffer": ((2,), torch.float32, "meta")}]
+    monkeypatch.setattr(local_sgd.backend, "all_gather_object", lambda mine: [others])
+    average.even_out()
+    made = {name: (value.shape, value.device.type) for name, value in optimizer.state[weight].items()}
+    assert made == {"step": ((), "meta"), "momentum_buffer": ((2,), "meta")}
+    # The scale of rank 0 is the one that is saved.
+    scales = [torch.amp.GradScaler("cpu", init_scale=scale).state_dict() for scale in (512.0, 4.0)]
+    monkeypatch.setattr(local_sgd.backend, "all_gather_object", lambda mine: scales)
+    monkeypatch.setattr(local_sgd.WeightAverage, "even_out", lambda self: None)
+    monkeypatch.setattr(local_sgd.collectives, "average", lambda tensors: None)
+    average.average()
+    assert average.scaler.get_scale() == 512.0
 
 
 def two_groups(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:

@@ -212,7 +212,8 @@ def with_settings_of_the_run(arguments: list[str]) -> list[str]:
         return arguments
     if not file.exists():
         raise UsageError(f"there is no {file}, which says how {given.checkpoint} was trained: give one by --config")
-    return ["--config", str(file), "--distributed.nproc_per_node", "null", *arguments]
+    here = ["--distributed.nproc_per_node", "null", "--distributed.backend", "auto"]
+    return ["--config", str(file), *here, *arguments]
 
 
 def run_directory_of(checkpoint: str) -> Path:

@@ -16,8 +16,10 @@ from .config import TrainConfig
 from .errors import UsageError
 
 
-def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True) -> nn.Module:
+def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, calls_parts: bool = False) -> nn.Module:
     """Return the model with what ``settings`` ask for; unless it ``learns``, only with what its answers depend on.
+
+    ``calls_parts`` is whether the task calls the parts of the model instead of the model itself, so that these are compiled.
 
     Raises:
         UsageError: if the model does not offer what that requires.
@@ -32,7 +34,8 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True) -> 
             contexts: Any = {} if settings.compile else {"context_fn": partial(_once_and_again, block)}
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
     if learns and settings.compile:
-        model.compile()
+        for part in model.children() if calls_parts else (model,):
+            part.compile()
     return model
 
 

@@ -25,6 +25,7 @@ from .distributed import hardware, transport
 from .errors import UsageError
 from .run_directory import RunDirectory, score
 from .storage import saved_checkpoints, step_of
+from .task import objective
 
 logger = logging.getLogger(__package__)
 
@@ -60,6 +61,27 @@ def create_checkpoints(
         include_self=True,
     )
     return last, best
+
+
+class Score:
+    """By which metric the best checkpoint of a run is chosen, which belongs to a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what belongs to a checkpoint."""
+        return {"name": objective.SCORE, "higher_is_better": objective.HIGHER_IS_BETTER}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what ``state_dict`` returned.
+
+        Raises:
+            UsageError: if it is another metric now.
+        """
+        if state != self.state_dict():
+            then = f"{state['name']}, of which {'more' if state['higher_is_better'] else 'less'} is better"
+            raise UsageError(
+                f"the SCORE of this run was {then}, and cannot be compared with that of task/objective.py now: choose another "
+                "train.run_dir, or the SCORE from before"
+            )
 
 
 class Saver(BaseSaveHandler):
@@ -200,8 +222,11 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
         if objects.keys() == {"model"} and "average" in saved:
             # What was measured.
             saved = {"model": saved["average"]}
-        # What had no state then, such as the scaling of a loss without fp16, begins anew.
-        Checkpoint.load_objects({name: part for name, part in objects.items() if saved.get(name) != {}}, saved)
+        if "average" in objects and "average" not in saved:
+            raise UsageError(f"{path} holds no average of the weights: set optim.ema_decay null, as it was")
+        # What had no state then, such as the scaling of a loss without fp16, begins anew; older checkpoints have no score.
+        without = {name for name in objects if saved.get(name) == {} or (name == "score" and name not in saved)}
+        Checkpoint.load_objects({name: part for name, part in objects.items() if name not in without}, saved)
     except UsageError:
         raise
     except pickle.UnpicklingError:

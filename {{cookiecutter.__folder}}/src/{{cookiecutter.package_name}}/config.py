@@ -88,7 +88,7 @@ class TrainConfig:
     save_every: str | None = None
     """how often to save a checkpoint also between evaluations: epochs or steps"""
     async_save: bool = True
-    """write checkpoints while the next steps are taken, from a copy in the host's memory; not with fsdp2"""
+    """write checkpoints while the next steps are taken, from a copy in the host's memory; fsdp2 always waits until they are written"""
     patience: int | None = None
     """early stopping: end the training after so many evaluations in a row without a better score; null trains to the end"""
     seed: int = 0
@@ -242,6 +242,13 @@ class Config:
                 raise ValueError("fsdp2 keeps no average of the weights: set optim.ema_decay null")
             if self.train.amp == "fp16":
                 raise ValueError("fsdp2 does not scale the loss: choose train.amp bf16 or none")
+            if self.train.channels_last:
+                raise ValueError("fsdp2 shares out weights in torch's own layout: set train.channels_last false")
+        if self.distributed.compression == "powersgd" and self.train.amp == "fp16":
+            raise ValueError(
+                "powersgd adds what it leaves out to the next step, and would keep the infinite gradients by which fp16 finds "
+                "its scale: choose train.amp bf16 or none, or another distributed.compression"
+            )
 
 
 SECTIONS = {

@@ -31,7 +31,8 @@ def draw_curves(records: list[dict[str, Any]], path: Path, title: str) -> None:
     axes[0, 0].set(title="loss", xlabel=unit, ylabel=what, yscale="log" if positive else "linear")
     axes[0, 0].legend()
     for panel, name in zip(axes[0, 1:], names, strict=True):
-        values = [record[f"val_{name}"] for record in records]
+        # One that came to the task later begins where it was first measured.
+        values = [record.get(f"val_{name}", math.nan) for record in records]
         panel.plot(times, values, marker=".", color="C1")
         panel.set(title=name, xlabel=unit, ylabel=f"validation {name}")
         if name == objective.SCORE:

@@ -146,7 +146,8 @@ def update_in_turns(
         # Without a gradient, the other groups stay as they are.
         optimizer.zero_grad()
         stopwatch.begin("backward")
-        scaler.scale(loss).backward(inputs=groups[name])  # type: ignore[no-untyped-call]
+        learning = [weight for weight in groups[name] if weight.requires_grad]
+        scaler.scale(loss).backward(inputs=learning)  # type: ignore[no-untyped-call]
         stopwatch.begin("exchange")
         if not backend.STEP_AVERAGES:
             collectives.average([weight.grad for weight in groups[name] if weight.grad is not None])

@@ -89,7 +89,7 @@ def explain(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator: can't allocate" in text:
         tried = re.search(r"ried to allocate ([\d.]+ \w+)", text)
-        fix = "lower data.batch_size, or raise optim.accumulation_steps; docs/speed.md says more"
+        fix = "raise optim.accumulation_steps, and start again to resume; docs/speed.md says more"
         return f"is out of memory{f' (it asked for {tried[1]} more)' if tried else ''}: {fix}"
     if found := re.search(r"x must contain .*; found <class '([\w.]+)'>", text):
         fix = "let collate of task/data.py return tensors, text, or lists and dicts of them"

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__package__)
 
+# Of the loss in fp16: thirty steps without usable gradients bring it from its beginning down to here.
+SMALLEST_SCALE = 2.0**-14
+
 
 class StepLog:
     """Tells of the training every so many steps: a line of the log, one of steps.jsonl, and a bar on a terminal."""
@@ -129,8 +132,16 @@ def are_finite(weights: list[Tensor]) -> bool:
     return bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
 
 
-def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Module | None = None) -> None:
+def require_finite(
+    loss: float,
+    trainer: Engine,
+    run: RunDirectory,
+    model: nn.Module | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> None:
     """Refuse to continue, and to save, with a loss or weights of a model that are not numbers.
+
+    The same where a ``scaler`` has left out so many steps in a row, as their gradients were none, that it is of no use.
 
     Raises:
         UsageError: on every rank, as the loss is that of all.
@@ -138,9 +149,14 @@ def require_finite(loss: float, trainer: Engine, run: RunDirectory, model: nn.Mo
     broken = model is not None and not are_finite([collectives.local(weight) for weight in model.parameters()])
     if model and collectives.is_shared_out(model):
         broken = collectives.all_reduce_any(broken)
-    if math.isfinite(loss) and not broken:
+    useless = False
+    if scaler and scaler.is_enabled():
+        # Each rank that trains apart has a scale of its own.
+        useless = collectives.all_reduce_any(scaler.get_scale() < SMALLEST_SCALE)
+    if math.isfinite(loss) and not broken and not useless:
         return
-    what = "weights are not numbers" if math.isfinite(loss) else f"loss is {loss:g}"
+    what = "weights are not numbers" if broken else "gradients of many steps in a row are not numbers"
+    what = what if math.isfinite(loss) else f"loss is {loss:g}"
     run.background.wait()
     saved = storage.saved_checkpoints(run.checkpoints, "last")
     then = f"resumes from {saved[-1]}, which is from before" if saved else "begins anew, as none was saved"

@@ -17,10 +17,13 @@ class WeightAverage:
 
     Args:
         model: what learns, and what follows it, such as a moving average of its weights.
+        scaler: of the loss; all ranks go on with that of rank 0, which is saved.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: Engine) -> None:
-        self.model, self.optimizer, self.trainer = model, optimizer, trainer
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: Engine, scaler: torch.amp.GradScaler
+    ) -> None:
+        self.model, self.optimizer, self.trainer, self.scaler = model, optimizer, trainer, scaler
         self._step = 0
 
     def attach(self, *periods: int) -> None:
@@ -41,6 +44,8 @@ class WeightAverage:
         for parameter in self.model.parameters():
             tensors += [parameter, *remembered(self.optimizer, parameter).values()]
         collectives.average(tensors)
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(backend.all_gather_object(self.scaler.state_dict())[0])
 
     def even_out(self) -> None:
         """Let every rank remember something of what one of them does: a parameter may have had a gradient on that rank alone."""
@@ -49,16 +54,21 @@ class WeightAverage:
         if not collectives.all_reduce_any(not all(remembered(self.optimizer, parameter) for parameter in learning)):
             return
         own = [
-            {name: (value.shape, value.dtype) for name, value in remembered(self.optimizer, parameter).items()}
+            {
+                name: (value.shape, value.dtype, value.device.type)
+                for name, value in remembered(self.optimizer, parameter).items()
+            }
             for parameter in learning
         ]
         for known in backend.all_gather_object(own):
             for parameter, values in zip(learning, known, strict=True):
                 state = self.optimizer.state[parameter]
-                for name, (shape, dtype) in values.items():
+                for name, (shape, dtype, kind) in values.items():
                     if not isinstance(state.get(name), Tensor):
-                        # A count of steps is on the CPU, unless the optimizer keeps it on the device for all.
-                        state[name] = torch.zeros(shape, dtype=dtype, device=parameter.device if shape else "cpu")
+                        # A count of steps is on the CPU, or on the device, as the optimizer wants it.
+                        device = kind if kind == "cpu" else parameter.device
+                        alike = parameter if shape == parameter.shape else torch.empty(shape, device=device)
+                        state[name] = torch.zeros_like(alike, dtype=dtype, device=device)
 
 
 def remembered(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:

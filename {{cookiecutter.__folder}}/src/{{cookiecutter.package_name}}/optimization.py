@@ -46,7 +46,8 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
             config.optim.warmup,
             config.optim.schedule,
         )
-        group["lr"] *= factor
+        # A new one: groups may share a tensor.
+        group["lr"] = group["lr"] * factor
     return optimizer
 
 
@@ -91,6 +92,20 @@ class GroupSettings:
         """Give the groups what is another setting now than when the checkpoint was written."""
         for group, now, then in zip(self.optimizer.param_groups, self.now, self.then, strict=True):
             group.update({name: value for name, value in now.items() if name not in then or differ(value, then[name])})
+
+
+def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
+    """Give what an optimizer remembers of a weight the layout in memory that the weight has.
+
+    That of a checkpoint may be another one, as ``train.channels_last`` chose then, and fused kernels go through memory number
+    by number.
+    """
+    # One that shares its state out has another inside, and nothing for the weights of other ranks.
+    for each in (optimizer, getattr(optimizer, "optim", None)):
+        for weight, state in each.state.items() if each else ():
+            for name, value in (state or {}).items():
+                if torch.is_tensor(value) and value.shape == weight.shape and value.stride() != weight.stride():
+                    state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def differ(one: Any, other: Any) -> bool:

@@ -32,7 +32,7 @@ from .introduction import compare_data, introduce, tell_of_compiling, tell_of_dr
 from .launch import task_checks
 from .local_sgd import WeightAverage
 from .meter import Meter
-from .optimization import GroupSettings, create_lr_scheduler, create_optimizer
+from .optimization import GroupSettings, create_lr_scheduler, create_optimizer, lay_out_like_weights
 from .profiling import Stopwatch, create_stopwatch, profiled
 from .randomness import seed_samples
 from .run_directory import RunDirectory, may_be_best
@@ -71,6 +71,8 @@ def train(run: RunDirectory, config: Config) -> int:
             "the gradients of several losses are averaged as they are, after each: set distributed.compression to none and "
             "distributed.strategy to ddp"
         )
+    if objective.losses and (config.distributed.static_graph or config.distributed.bucket_mib != 25):
+        raise UsageError("several losses have no buckets: leave distributed.bucket_mib 25 and static_graph false")
     compare_data(data, config)
     create_metrics(objective)  # a score that is not among them is told of now, not after the first epoch
     batches = TrainingBatches(len(data.train), config.data.batch_size, idist.get_rank(), world_size, config.train.seed)
@@ -87,7 +89,7 @@ def train(run: RunDirectory, config: Config) -> int:
     if config.distributed.sync_batchnorm:
         plain_model = backend.sync_batchnorm(plain_model)
     introduce(plain_model, data, config, len(batches), last_step)
-    plain_model = accelerate(plain_model, config.train)
+    plain_model = accelerate(plain_model, config.train, calls_parts=bool(objective.losses))
 
     stopwatch = create_stopwatch(config)
     model, optimizer = prepare(plain_model, config, world_size, objective, stopwatch)
@@ -99,6 +101,7 @@ def train(run: RunDirectory, config: Config) -> int:
     # What the numbers of steps in it are counted in: other data are refused.
     state |= {"batches": batches, "val_batches": val_batches}
     state["groups"] = group_settings = GroupSettings(optimizer)
+    state["score"] = checkpoints.Score()
     measured = plain_model
     if config.optim.ema_decay is not None:
         measured = state["average"] = average_weights(plain_model, config.optim.ema_decay, trainer)
@@ -108,7 +111,11 @@ def train(run: RunDirectory, config: Config) -> int:
 
     resumed_from = checkpoints.checkpoint_to_resume(run)
     if resumed_from:
-        checkpoints.load_checkpoint(resumed_from, {**save_last.to_save, "checkpointer": save_last})
+        objects = {**save_last.to_save, "checkpointer": save_last}
+        if resumed_from == Path(config.train.resume):
+            # No evaluation of this run has been compared by it.
+            del objects["score"]
+        checkpoints.load_checkpoint(resumed_from, objects)
         checkpoints.take_stock(run.checkpoints, save_last, save_best)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
         if resumed_from == Path(config.train.resume):
@@ -116,6 +123,7 @@ def train(run: RunDirectory, config: Config) -> int:
         # The schedule and the optimizer's settings are those of now: more epochs, or another rate, change their course.
         scheduler.lr_scheduler.last_epoch = trainer.state.iteration
         group_settings.apply_changes()
+        lay_out_like_weights(optimizer)
     run.take_up_records(trainer.state.iteration)
     evaluations = trainer.state.iteration // evaluate_every
     as_often = all(change.name != "train.evaluate_every" for change in run.changes)
@@ -136,7 +144,7 @@ def train(run: RunDirectory, config: Config) -> int:
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":
-        weight_average = WeightAverage(kept, optimizer, trainer)
+        weight_average = WeightAverage(kept, optimizer, trainer, scaler)
         # At log points too, where a signal may stop the training, so that a resumed one averages no more often than others.
         weight_average.attach(config.distributed.average_every, config.train.log_every)
 
@@ -147,7 +155,7 @@ def train(run: RunDirectory, config: Config) -> int:
         if weight_average:
             weight_average.average()
         meter.read()
-        handlers.require_finite(meter.loss, trainer, run, plain_model)
+        handlers.require_finite(meter.loss, trainer, run, plain_model, scaler)
         collectives.broadcast_buffers(plain_model)
 
     def save(engine: Engine) -> None:

@@ -40,6 +40,23 @@ def test_a_weight_without_a_dimension_is_named() -> None:
         import_module("small.sharding").share_out_weights(model, None)
 
 
+def test_an_optimizer_that_shares_its_state_updates_weights_in_any_layout(tmp_path: Path) -> None:
+    gradient = torch.randn(8, 3, 3, 3).to(memory_format=torch.channels_last)
+    weights = []
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        for share_out in (lambda optimizer: optimizer, import_module("small.sharding").share_out_state):
+            torch.manual_seed(0)
+            layer = nn.Conv2d(3, 8, 3, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            optimizer = share_out(torch.optim.SGD(layer.parameters(), 0.1, fused=True))
+            layer.weight.grad = gradient.clone()
+            optimizer.step()
+            weights.append(layer.weight)
+    finally:
+        torch.distributed.destroy_process_group()
+    torch.testing.assert_close(weights[1], weights[0])
+
+
 def test_a_folder_is_as_good_as_its_training_said(sharded: Run, tmp_path: Path) -> None:
     alone = train(tmp_path / "alone", 1, *FSDP2, "--optim.clip_norm", "0.1", "--train.epochs", "2")
     for ours, theirs in zip(alone.records, sharded.records, strict=True):

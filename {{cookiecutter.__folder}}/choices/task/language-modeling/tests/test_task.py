@@ -1,6 +1,7 @@
 """What belongs to your task alone: replace it together with src/{{ cookiecutter.package_name }}/task/."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def test_the_optimizer_is_the_one_asked_for_and_matrices_decay(name: str, kind: 
     optimizer = objective.create_optimizer(GPT(config.task), config)
     assert type(optimizer) is kind
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+
+
+def test_a_model_that_has_diverged_has_a_perplexity_all_the_same() -> None:
+    assert objective.perplexity(0.0) == 1.0 and objective.perplexity(1e4) == math.inf
 
 
 def test_no_token_sees_those_after_it() -> None:

@@ -101,7 +101,10 @@ def share_out_state(optimizer: Optimizer) -> Optimizer:
     # Some keep more there than they can be made of.
     known = inspect.signature(kind).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}
-    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=True, **settings)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    # In its buckets, weights get the usual layout. Fused kernels would add to them gradients in another one, number by number.
+    as_views = all(weight.is_contiguous() for weight in weights)
+    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=as_views, **settings)
 
 
 def large_parts(model: nn.Module) -> Iterator[nn.Module]:

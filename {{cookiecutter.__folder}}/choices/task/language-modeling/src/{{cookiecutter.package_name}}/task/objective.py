@@ -30,7 +30,12 @@ def loss(scores: Tensor, following: Tensor) -> Tensor:
 
 def metrics(device: torch.device) -> dict[str, Metric]:
     """Return the perplexity: among how many equally likely bytes the model still hesitates."""
-    return {"perplexity": MetricsLambda(math.exp, Loss(loss, device=device))}
+    return {"perplexity": MetricsLambda(perplexity, Loss(loss, device=device))}
+
+
+def perplexity(nats: float) -> float:
+    """Return e to the power of a loss: infinite for that of a model which has diverged."""
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
