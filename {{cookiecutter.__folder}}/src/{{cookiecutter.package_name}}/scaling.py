@@ -69,11 +69,11 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
         raise UsageError("no batch is divisible by a number of processes: choose others with --batches or --processes")
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[Measured] = []
-    abouts: dict[int, dict[str, Any]] = {}
+    abouts: dict[tuple[int, int], dict[str, Any]] = {}
     for nodes, number, batch in cells:
         run = folder / f".{nodes}x{number // nodes}x{batch}"
         start = started_on_nodes(run, nodes, number) if asked["nodes"] else started_here(run, number)
-        row, abouts[number] = measure(start, settings, (nodes, number), batch, steps, run)
+        row, abouts[number, nodes] = measure(start, settings, (nodes, number), batch, steps, run)
         rows.append(row)
         storage.write_table(folder / "scaling.csv", Measured._fields, rows)
         print(
@@ -82,9 +82,10 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     show(rows)
     for sentence in crossovers(rows):
         print(sentence)
+    # Of as many processes, those on more nodes.
     most = max(abouts)
-    if most > 1 and 1 in abouts:
-        link = link_of(abouts[most], most)
+    if most[0] > 1 and (1, 1) in abouts:
+        link = link_of(abouts[most], most[0])
         compute = line_through([(row.batch_size, row.milliseconds / 1e3) for row in rows if row.processes == 1])
         size = float(abouts[most]["gradient_bytes"])
         predicted = list(predict(link, compute, size, max(batches)))

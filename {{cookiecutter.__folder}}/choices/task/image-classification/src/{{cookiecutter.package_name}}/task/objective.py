@@ -26,5 +26,5 @@ def loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def metrics(device: torch.device) -> dict[str, Metric]:
-    """Return what is measured after every epoch, each under the name that it is recorded by."""
+    """Return what is measured at every evaluation, each under the name that it is recorded by."""
     return {"accuracy": Accuracy(device=device)}
