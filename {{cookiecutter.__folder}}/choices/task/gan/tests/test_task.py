@@ -37,7 +37,10 @@ def test_each_loss_updates_its_own_network_after_the_one_before() -> None:
     data = load(config.task)
     model = create_model(config.task, data)
     optimizer = objective.create_optimizer(model, config)
-    assert [group["name"] for group in optimizer.param_groups] == ["discriminator", "generator"]
+    assert [(group["name"], group["lr"]) for group in optimizer.param_groups] == [
+        ("generator", config.optim.lr),
+        ("discriminator", config.task.discriminator_lr),
+    ]
     batch = data.train.__getitems__(list(range(8)), torch.arange(8))
     turns = objective.losses(model, batch)
     names = []

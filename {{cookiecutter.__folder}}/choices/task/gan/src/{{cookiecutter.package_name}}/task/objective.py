@@ -25,7 +25,8 @@ Outputs = tuple[Tensor, Tensor, Tensor]
 
 def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Return AdamW with a group of parameters for each network: the names are those of the losses."""
-    rates = {"discriminator": config.task.discriminator_lr, "generator": config.optim.lr}
+    # The rate of the first group is the one that metrics.jsonl has.
+    rates = {"generator": config.optim.lr, "discriminator": config.task.discriminator_lr}
     groups = [{"name": name, "params": model.get_submodule(name).parameters(), "lr": lr} for name, lr in rates.items()]
     return torch.optim.AdamW(groups, betas=(0.0, config.task.beta2), weight_decay=config.optim.weight_decay)
 
