@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
 # Start every process of a job by srun; train.sbatch runs this with the arguments of python3.
-# When one process ends, the others have a minute to write what they still hold.
+# When one process ends, the others have two minutes to write what they still hold, and a tracker to receive it.
 # shellcheck disable=SC2086  # several options may be in it
-exec srun ${SRUN_OPTIONS:-}{{ cookiecutter._srun_options.get(cookiecutter.__backend, "") }} --kill-on-bad-exit=0 --wait=60 python3 "$@"
+exec srun ${SRUN_OPTIONS:-}{{ cookiecutter._srun_options.get(cookiecutter.__backend, "") }} --kill-on-bad-exit=0 --wait=120 python3 "$@"

@@ -64,6 +64,8 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     seeds = os.environ.get("SEEDS") or ""
     if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
         raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
+    if seeds and not shared and any(word.startswith("--train.seed") for word in settings):
+        raise UsageError("leave out --train.seed, or SEEDS, which sets it for each job")
     array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else seeds
     if array:
         options.append(f"--array={array}")
