@@ -372,23 +372,72 @@ def failing(*arguments):
     trainer = create(*arguments)
     def fail():
         if idist.get_rank() == 1:
-            raise ValueError("what is really wrong")
+            {how}
     trainer.add_event_handler(training.Events.ITERATION_COMPLETED(once=5), fail)
     return trainer
 training.create_trainer = failing
 """
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
-    install: Installer, launcher: str, tmp_path: Path
-) -> None:
-    project = install(Target("cpu", "gloo", launcher), tmp_path)
+def test_no_training_outlives_a_study_of_scaling(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    run = tmp_path / "run"
+    asked = ("--processes", "2", "--batches", "64", "--steps", "10000000")
+    with run.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            ["python3", "-m", project.package, "scaling", *asked, "--train.run_dir", str(run)],
+            cwd=project.path,
+            env=project.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    with killed_at_last(process, run):
+        logs = [run / ".1x2x64" / "log.txt"]
+        wait_for(lambda: all(file.exists() and "first step" in file.read_text() for file in logs), "a step", 300)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+        wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
+
+
+def let_one_fail(project: Installed, how: str) -> None:
+    """Let rank 1 do this after the fifth step of a training."""
     package = project.path / "src" / project.package
     # Loaded in every process, as the launcher starts them.
-    (package / "failing.py").write_text(FAILS_ON_ONE.format(package=project.package))
+    (package / "failing.py").write_text(FAILS_ON_ONE.format(package=project.package, how=how))
     training = package / "training.py"
     training.write_text(training.read_text() + "\n\nfrom . import failing\n")
+
+
+@pytest.mark.horovod
+def test_a_training_that_hangs_is_waited_for_no_longer_though_horovod_s_thread_answers(
+    install: Installer, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "horovod", "horovodrun"), tmp_path)
+    let_one_fail(project, "__import__('time').sleep(600)")
+    done = project.run("scripts/train.sh", "--distributed.timeout_s", "10", limit_s=120)
+    assert done.returncode == 1
+    assert re.search(
+        r"\[rank 0\] ends at step 6, as another process (does not answer|is gone)", done.stderr
+    ), done.stderr
+    wait_for(lambda: not processes_with(str(project.path)), "every process to end", 40)
+
+
+@pytest.mark.parametrize(
+    ("backend", "launcher"),
+    [
+        ("gloo", "torchrun"),
+        ("gloo", "spawn"),
+        # The end of one waits for that of all.
+        pytest.param("mpi", "mpirun", marks=pytest.mark.mpi),
+    ],
+)
+def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
+    install: Installer, backend: str, launcher: str, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", backend, launcher), tmp_path)
+    let_one_fail(project, "raise ValueError('what is really wrong')")
     done = project.run("scripts/train.sh", limit_s=120)
     assert done.returncode == 1
     assert done.stderr.count("[rank 1] failed at step 5:\nTraceback") == 1

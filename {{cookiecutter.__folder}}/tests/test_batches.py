@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import time
 import tracemalloc
 from multiprocessing import util
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import FOLDERS, run
 from frame import batches, checks, early_signals, errors, randomness, task_data
 
 EVALUATION_BATCH_SIZE = batches.EVALUATION_BATCH_SIZE
@@ -251,6 +253,18 @@ def test_loader_processes_end_in_order_or_by_force_but_soon(seconds: float, in_o
     # Mostly to begin one.
     assert time.monotonic() - started < 120
     assert file.exists() == in_order
+
+
+UNCLOSED = """
+from {package} import batches
+loader = batches.create_loader(range(4), batches.TrainingBatches(4, 4, 0, 1, seed=0), num_workers=1)
+print(next(iter(loader)).sum())
+"""
+
+
+def test_a_loader_process_that_nobody_closes_does_not_keep_python_from_ending() -> None:
+    answer = run([sys.executable, "-c", UNCLOSED.format(package="small")], FOLDERS["small"])
+    assert (answer.code, answer.output) == (0, "tensor(6)\n"), answer.errors
 
 
 def test_a_loader_process_lives_on_after_a_stop_signal_while_it_begins() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,6 +192,7 @@ def create_loader(dataset: Any, batches: TrainingBatches | EvaluationBatches, nu
             "multiprocessing_context": "forkserver",
             "worker_init_fn": live_as_long_as_the_training,
         }
+        Finalize(None, kill_loader_processes, exitpriority=0)
     pin_memory = torch.cuda.is_available()
     return DataLoader(reader, batch_sampler=shares, collate_fn=_as_it_is, pin_memory=pin_memory, **processes)
 
@@ -207,6 +209,17 @@ def live_as_long_as_the_training(worker: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def kill_loader_processes() -> None:
+    """Kill the loader processes that nobody has closed, before Python, at its end, waits for them.
+
+    It would send them a signal that they ignore, and wait for ever: for those of a loader that could not start them all, or
+    of one that was read outside ``closing``.
+    """
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 @contextmanager

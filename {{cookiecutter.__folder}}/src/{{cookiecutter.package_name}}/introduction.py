@@ -7,6 +7,7 @@ import math
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from . import collectives
 from .batches import Reader, Share
 from .binding import Objective
 from .config import Config
@@ -171,7 +173,10 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             raise
         except Exception:  # noqa: BLE001 - the training itself has taken it
             outputs = targets = None
-        looks = partial(loss_of_half_batches, model, batch), partial(loss_of_halves, (outputs, targets))
+        looks: list[Callable[..., tuple[float, float]]] = [partial(loss_of_halves, (outputs, targets))]
+        # Where each pass is an exchange, a rank whose batch cannot be cut would leave the others waiting.
+        if not collectives.is_shared_out(model):
+            looks.insert(0, partial(loss_of_half_batches, model, batch))
         for look in looks:
             try:
                 found.append(look(objective=objective))

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,7 +142,13 @@ def measure(
         try:
             said, _ = process.communicate(timeout=start.limit_s)
         except BaseException as error:
+            # A training takes the signal of its launcher's end for a reason to stop in order, at its next log point, which
+            # is its last step here. Where rank 0 is gone, the others end.
+            rank_0 = storage.holder(run / storage.LOCK)
             os.killpg(process.pid, signal.SIGKILL)
+            if rank_0:
+                with suppress(ProcessLookupError):
+                    os.kill(rank_0, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 said = f"still training after {error.timeout / 60:.0f} minutes: lower --steps"
                 raise UsageError(f"{what}: {said}", 1) from None

@@ -15,8 +15,10 @@ so a command line can be checked and a training launched without it.
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,13 +26,15 @@ from importlib import metadata
 from typing import Any
 
 from ..checks import Check, processes, refuse_foreign_launchers
-from ..config import PACKAGE, Config, DistributedConfig
+from ..config import PACKAGE, Config, DistributedConfig, Ranks
 from ..errors import SampleError, UsageError
 from ..failures import say, sum_up, tell
 from ..host_memory import keep_freed_memory
 from . import hardware, launcher, starter, transport
 
 TRIAL = hardware.TRIAL
+# How long a process that has failed waits before it ends the others, which may have failed too, and say so.
+UNTIL_ENDED_S = 2.0
 
 
 def resolve(config: Config) -> Config:
@@ -133,6 +137,16 @@ def run(function: Callable[..., int], config: Config, *arguments: Any) -> int:
     return starter.run(partial(_in_process, function, config, arguments), config.distributed)
 
 
+def end_the_others(exit_code: int, ranks: Ranks | None) -> None:
+    """End this process, which has failed, at once, if it would otherwise wait for the others, and they for it."""
+    if transport.LEAVES_TOGETHER and ranks and ranks.world_size > 1:
+        # What started the processes ends the others when it sees this one end.
+        time.sleep(UNTIL_ENDED_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
 def _in_process(function: Callable[..., int], config: Config, arguments: tuple[Any, ...]) -> int:
     """Join the other processes, run the function, tell why it failed, and leave them."""
     settings, ranks = config.distributed, launcher.ranks()
@@ -165,9 +179,11 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
             sentence = str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]
             say(f"error: {sentence}")
             sum_up(sentence)
+        end_the_others(error.exit_code, ranks)
         return error.exit_code
     except (Exception, SystemExit) as error:  # noqa: BLE001 - told below, by the process that can explain it
         tell(error, ranks.rank if ranks else 0, lost_peer(error), silent_ranks)
+        end_the_others(1, ranks)
         return 1
     finally:
         # What still holds the process group (a wrapped model in a reference cycle) would abort the exit.
