@@ -1,5 +1,6 @@
 """Settings: their defaults, and what is refused."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -20,23 +21,26 @@ def test_the_default_file_holds_every_setting() -> None:
 
 
 def test_the_default_file_counts_wherever_the_command_is_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command_line, "__file__", str(tmp_path / "src" / "package" / "command_line.py"))
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "default.yaml").write_text("optim:\n  lr: 0.007\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    parser = ArgumentParser()
+    parser = ArgumentParser(exit_on_error=False)
     command_line.add_settings(parser)
     assert command_line.parse(parser, [])[0].optim.lr == 0.007
     Path("mine.yaml").write_text("train:\n  seed: 3\n")
     settings, _ = command_line.parse(parser, ["--config", "mine.yaml"])
     assert (settings.optim.lr, settings.train.seed) == (0.007, 3)
     # What is wrong with it is no reason not to tell what would be right.
-    (tmp_path / "configs" / "default.yaml").write_text("nothing:\n  known: 1\n")
-    with pytest.raises(SystemExit, match="0"):
-        command_line.parse(parser, ["--help"])
+    own = Config().optim.lr
+    for content, lr in (("optim: {lr: 0.007}", 0.007), ("optim: {lr: abc}", own), ("nothing: {known: 1}", own)):
+        (tmp_path / "configs" / "default.yaml").write_text(content)
+        with pytest.raises(SystemExit, match="0"):
+            command_line.parse(parser, ["--help"])
+        assert re.search(rf"--optim\.lr LR\s[^)]*default:\s+{lr}\)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,18 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
     # That of this folder, or of the project to which this source belongs, wherever its command is called.
     defaults = [file for file in (DEFAULT_CONFIG, Path(__file__).parents[2] / DEFAULT_CONFIG) if file.exists()]
     files = [*(str(file) for file in defaults[:1]), *given.config]
-    if {"-h", "--help"} & {*options}:
+    asks_for_help = bool({"-h", "--help"} & {*options})
+    try:
+        for file in files:
+            check_file(file)
+    except UsageError:
+        if not asks_for_help:
+            raise
         files = []
-    for file in files:
-        check_file(file)
+    if asks_for_help:
+        # It shows what the files say as the defaults.
+        parser.default_config_files = files
+        files = []
     arguments = [text for file in files for text in ("--config", file)] + options
     try:
         namespace = parser.parse_args(arguments)
@@ -78,6 +86,10 @@ def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Config, dict[st
         # A task may refuse settings that do not fit together.
         getattr(task_settings, "validate", lambda config: None)(config)
     except (ArgumentError, ValueError) as error:
+        if asks_for_help:
+            parser.default_config_files = []
+            parser.print_help()
+            parser.exit()
         raise UsageError(_sentence(str(error))) from None
     return config, values
 
@@ -97,7 +109,7 @@ def check_file(name: str) -> None:
     except UsageError as error:
         raise UsageError(f"{name}, {error}") from None
     except OSError as error:
-        raise UsageError(f"{name} cannot be read ({error.strerror})") from None
+        raise UsageError(f"{name} cannot be read ({error.strerror}): check its permissions") from None
     except UnicodeDecodeError:
         raise UsageError(f"{name} is not UTF-8 text: save it as such") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

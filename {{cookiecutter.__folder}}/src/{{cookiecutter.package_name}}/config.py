@@ -139,7 +139,7 @@ class DistributedConfig:
     backend: str = "auto"
     """what carries tensors between the processes"""
     device: str = "auto"
-    """what each process computes on; the README names any other choice"""
+    """what each process computes on; any other choice is refused with those that there are"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
     strategy: Literal["ddp", "local-sgd", "zero1", "fsdp2"] = "ddp"

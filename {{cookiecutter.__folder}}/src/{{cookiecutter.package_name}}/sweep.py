@@ -91,7 +91,9 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock, lacking = storage.lock(self.folder / storage.LOCK, PATIENCE_S)
         except OSError as error:
-            raise UsageError(f"train.run_dir {self.folder} cannot be written ({error.strerror})", 1) from None
+            raise UsageError(
+                f"train.run_dir {self.folder} cannot be written ({error.strerror}): choose another one", 1
+            ) from None
         if lacking:
             print(f"warning: {self.folder} cannot be locked ({lacking}): let no other sweep run there")
         with lock:

@@ -11,6 +11,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 
 import mlflow
 from ignite.handlers import MLflowLogger
+from mlflow.exceptions import MlflowException
 
 EXPERIMENT = "{{ cookiecutter.project_slug }}"
 
@@ -26,7 +27,14 @@ class Tracker:
             location = (folder / "mlflow").as_uri()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         experiment = mlflow.get_experiment_by_name(name)
-        of = experiment.experiment_id if experiment else mlflow.create_experiment(name, location)
+        try:
+            of = experiment.experiment_id if experiment else mlflow.create_experiment(name, location)
+        except MlflowException:
+            # Another run, which began together with this one, may have made it.
+            experiment = mlflow.get_experiment_by_name(name)
+            if not experiment:
+                raise
+            of = experiment.experiment_id
         run = mlflow.start_run(run_id if resumes else None, experiment_id=of, run_name=run_dir.name)
         self.run_id = run.info.run_id
         self.logger = MLflowLogger()

@@ -16,23 +16,21 @@ from .data import Data
 
 
 def predict(model: nn.Module, data: Data, inputs: list[str]) -> Iterator[dict[str, Any]]:
-    """Write the mask of each image file to NAME-mask.png, whose pixels are numbers of classes; yield how many each has.
+    """Write the mask of each image file, of its size, to NAME-mask.png; yield how many of its pixels are of which class.
 
     Raises:
-        UsageError: if a file is not an image, or is less than 4 pixels wide or high.
+        UsageError: if a file is not an image.
     """
     for name in inputs:
         try:
             pixels = np.asarray(Image.open(name).convert("L"), np.float32) / 255
         except OSError as error:
             raise UsageError(f"{name} is not an image that can be read ({error}): choose another file") from None
-        height, width = (side // 4 * 4 for side in pixels.shape)
-        if not height * width:
-            raise UsageError(
-                f"{name} is {pixels.shape[1]} x {pixels.shape[0]} pixels: choose an image of at least 4 x 4"
-            )
-        mask = model(torch.from_numpy(pixels[None, None, :height, :width])).argmax(dim=1)[0]
-        file = Path(name).with_name(f"{Path(name).stem}-mask.png")
+        height, width = pixels.shape
+        # The model halves both sides twice.
+        padded = np.pad(pixels, ((0, -height % 4), (0, -width % 4)), mode="edge")
+        mask = model(torch.from_numpy(padded[None, None])).argmax(dim=1)[0, :height, :width]
+        file = Path(name).with_name(f"{Path(name).name}-mask.png")
         Image.fromarray(mask.numpy().astype(np.uint8)).save(file)
         counts = {data.classes[number]: int((mask == number).sum()) for number in mask.unique().tolist()}
         yield {"input": name, "mask": str(file), "pixels": counts}

@@ -50,7 +50,7 @@ def load(settings: TaskConfig) -> Data:
     if table.shape[1] < 2:
         raise UsageError(f"{settings.table} has one column: give it inputs, and the target last")
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
-    cut = round(len(table) * settings.val_part)
+    cut = max(round(len(table) * settings.val_part), 1)
     return Data(Rows(table[cut:]), Rows(table[:cut]), settings.table or "diabetes")
 
 

@@ -29,9 +29,10 @@ class TaskConfig:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"task.width must be at least 1, not {self.width}")
-        for name, value in (("val_part", self.val_part), ("dropout", self.dropout)):
-            if not 0 <= value < 1:
-                raise ValueError(f"task.{name} must be at least 0 and less than 1, not {value}")
+        if not 0 < self.val_part < 1:
+            raise ValueError(f"task.val_part must be more than 0 and less than 1, not {self.val_part}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"task.dropout must be at least 0 and less than 1, not {self.dropout}")
 
 
 def requirements(config: Config) -> Iterator[Check]:
