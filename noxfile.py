@@ -105,6 +105,8 @@ def xla(session: nox.Session) -> None:
 def executed(session: nox.Session, marked: str, *options: str) -> None:
     """Run the part of the executed suite that is so marked."""
     session.install("-r", "tests/requirements.txt")
+    # In a log that ends too early, the names of the tests say where.
+    options = (*options, "-v") if CI else options
     session.run("pytest", "-m", f"executed and ({marked})", "--durations=0", *options, *session.posargs)
 
 
