@@ -394,8 +394,8 @@ def test_no_training_outlives_a_study_of_scaling(install: Installer, tmp_path: P
             start_new_session=True,
         )
     with killed_at_last(process, run):
-        logs = [run / ".1x2x64" / "log.txt"]
-        wait_for(lambda: all(file.exists() and "first step" in file.read_text() for file in logs), "a step", 300)
+        said = run / ".1x2x64" / "log.txt"
+        wait_for(lambda: said.exists() and "first step" in said.read_text(), "a step", 300)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
         wait_for(lambda: not processes_with(str(run)), "every process to end", 40)

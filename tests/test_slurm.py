@@ -254,7 +254,10 @@ def test_what_cannot_work_is_refused_before_it_waits_in_the_queue(project: Insta
     done = project.run("scripts/train.sh", extra={"SLURM_CONF": str(cluster.SLURM_CONF), "SEEDS": "a-b"})
     assert (done.returncode, done.stderr) == (2, "error: SEEDS a-b must be seeds, such as 0,1,2 or 0-4\n")
     done = project.run("scripts/train.sh", "--train.seed", "3", extra={"SEEDS": "0-4"})
-    assert (done.returncode, done.stderr) == (2, "error: leave out --train.seed, or SEEDS, which sets it for each job\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: leave out --train.seed, or SEEDS, which sets it for each job\n",
+    )
     commands = Path(project.environment["VIRTUAL_ENV"], "bin")
     for needed in ("bash", "dirname"):
         (commands / needed).symlink_to(f"/bin/{needed}")
