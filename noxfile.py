@@ -132,13 +132,21 @@ def trackers(session: nox.Session) -> None:
 
 
 @nox.session
+def seldom(session: nox.Session) -> None:
+    """What a change seldom breaks: a launcher, backend and task of one's own, other tasks with Horovod, the page on ignite."""
+    executed(session, "seldom", "-n", "2")
+
+
+@nox.session
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes.
 
-    Without the images, the other versions, the browser, chaos and the trackers that fewer people use, whose sessions run
-    once a week.
+    Without the images, the other versions, the browser, chaos, the trackers that fewer people use and what a change seldom
+    breaks, whose sessions run once a week.
     """
-    executed(session, "not (chaos or docker or versions or trackers)", "-n", "2", "--dist", "worksteal")
+    executed(
+        session, "not (chaos or docker or versions or trackers or seldom)", "-n", "2", "--dist", "worksteal"
+    )
 
 
 @nox.session

@@ -1,5 +1,7 @@
 """Fixtures: bake a project in this process, have one refused, or act as a user with a shell of their own."""
 
+import hashlib
+import json
 import os
 import shutil
 import sys
@@ -25,7 +27,7 @@ from baking import (
 )
 from cookiecutter.exceptions import FailedHookException  # type: ignore[import-untyped]
 from hypothesis import settings
-from installing import Installer
+from installing import Installer, one_at_a_time
 
 # A bake has no steady duration, and a fuzz test keeps its failures in its message, not in a folder.
 settings.register_profile("bakes", deadline=None, database=None)
@@ -53,17 +55,29 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def bake(cookies_session: Any) -> Bake:
-    """Bake with some answers, once per test session for the same answers."""
+def bake(cookies_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Bake:
+    """Bake with some answers, once per test session for the same answers, whichever of its workers asks."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "bakes"
     baked: dict[str, BakedProject] = {}
 
     def bake(**answers: str | bool) -> BakedProject:
         key = repr(sorted(known(answers).items()))
         if key not in baked:
-            # Not repr(result): it touches a deprecated attribute.
-            result = cookies_session.bake(extra_context=answers, template=str(ROOT))
-            assert result.exit_code == 0, f"{answers}: {result.exception!r}"
-            baked[key] = BakedProject(result.project_path, dict(result.context))
+            shared = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+            with one_at_a_time(shared):
+                if not shared.exists():
+                    # Not repr(result): it touches a deprecated attribute.
+                    result = cookies_session.bake(extra_context=answers, template=str(ROOT))
+                    assert result.exit_code == 0, f"{answers}: {result.exception!r}"
+                    # The worker that has baked it may end first, and then removes its own.
+                    draft = shared.with_suffix(".draft")
+                    shutil.copytree(result.project_path, draft / result.project_path.name, symlinks=True)
+                    (draft / "context.json").write_text(json.dumps(dict(result.context)))
+                    draft.rename(shared)
+            context = json.loads((shared / "context.json").read_text())
+            (path,) = (file for file in shared.iterdir() if file.is_dir())
+            baked[key] = BakedProject(path, context)
         return baked[key]
 
     return bake

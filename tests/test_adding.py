@@ -14,7 +14,7 @@ from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from installing import Installed, Installer
 from launching import train
 
-pytestmark = [pytest.mark.executed, pytest.mark.thorough]
+pytestmark = [pytest.mark.executed, pytest.mark.thorough, pytest.mark.seldom]
 
 PIECES = Path(__file__).parent / "adding"
 PACKAGE = "src/{{cookiecutter.package_name}}"

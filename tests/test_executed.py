@@ -766,6 +766,7 @@ def test_every_other_task_is_learned_by_one_process_and_by_two_and_after_a_stop(
 
 # One has several losses, which take turns; of the others, which horovod treats alike, the one with most of its own.
 @pytest.mark.horovod
+@pytest.mark.seldom
 @pytest.mark.parametrize("task", ["gan", "language-modeling"])
 def test_other_tasks_are_learned_with_horovod(install: Installer, task: str, tmp_path: Path) -> None:
     target = Target("cpu", "horovod", "horovodrun")

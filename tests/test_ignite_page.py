@@ -12,7 +12,7 @@ from baking import ROOT, Target
 from installing import Installed, Installer
 from launching import processes_with
 
-pytestmark = [pytest.mark.executed, pytest.mark.thorough]
+pytestmark = [pytest.mark.executed, pytest.mark.thorough, pytest.mark.seldom]
 
 PAGE = ROOT / "docs" / "ignite.md"
 LIMIT_S = 300
