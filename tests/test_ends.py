@@ -398,7 +398,9 @@ def test_no_training_outlives_a_study_of_scaling(install: Installer, tmp_path: P
         )
     with killed_at_last(process, run):
         said = run / ".1x2x64" / "log.txt"
-        wait_for(lambda: said.exists() and "first step" in said.read_text(), "a step", 300)
+        wait_for(lambda: said.exists() and "optimizer: " in said.read_text(), "a training", 300)
+        # It begins to catch signals.
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
         wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
@@ -411,20 +413,6 @@ def let_one_fail(project: Installed, how: str) -> None:
     (package / "failing.py").write_text(FAILS_ON_ONE.format(package=project.package, how=how))
     training = package / "training.py"
     training.write_text(training.read_text() + "\n\nfrom . import failing\n")
-
-
-@pytest.mark.horovod
-def test_a_training_that_hangs_is_waited_for_no_longer_though_horovod_s_thread_answers(
-    install: Installer, tmp_path: Path
-) -> None:
-    project = install(Target("cpu", "horovod", "horovodrun"), tmp_path)
-    let_one_fail(project, "__import__('time').sleep(600)")
-    done = project.run("scripts/train.sh", "--distributed.timeout_s", "10", limit_s=120)
-    assert done.returncode == 1
-    assert re.search(
-        r"\[rank 0\] ends at step 6, as another process (does not answer|is gone)", done.stderr
-    ), done.stderr
-    wait_for(lambda: not processes_with(str(project.path)), "every process to end", 40)
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,7 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     Raises:
         UsageError: if rank 0 cannot be reached.
     """
-    limit_s = max(round(config.timeout_s), 1)
-    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(limit_s)
-    # Its own thread answers for a rank whose training hangs: without this, the others would wait for that rank for ever.
-    os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(limit_s)
-    os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(min(limit_s, 60))
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(max(round(config.timeout_s), 1))
     # horovodrun serves the rendezvous itself.
     if ranks and "HOROVOD_RANK" not in os.environ and not hvd.mpi_built():
         _rendezvous(ranks)
