@@ -415,6 +415,18 @@ def let_one_fail(project: Installed, how: str) -> None:
     training.write_text(training.read_text() + "\n\nfrom . import failing\n")
 
 
+@pytest.mark.horovod
+def test_a_training_that_hangs_is_waited_for_no_longer_though_horovod_s_thread_answers(
+    install: Installer, tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "horovod", "horovodrun"), tmp_path)
+    let_one_fail(project, "__import__('time').sleep(600)")
+    done = project.run("scripts/train.sh", "--distributed.timeout_s", "10", limit_s=120)
+    assert done.returncode == 1
+    assert "[rank 0] ends, as another process does not answer: the exchange has timed out" in done.stderr
+    wait_for(lambda: not processes_with(str(project.path)), "every process to end", 40)
+
+
 @pytest.mark.parametrize(
     ("backend", "launcher"),
     [

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import ignite.distributed as idist
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
+from ..failures import tell
 from . import transport
 
 try:
@@ -54,6 +55,48 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     if ranks and "HOROVOD_RANK" not in os.environ and not hvd.mpi_built():
         _rendezvous(ranks)
     idist.initialize("horovod")
+    watch.begin(config.timeout_s)
+
+
+class Watch:
+    """Ends this process when it has waited too long for the others in an exchange.
+
+    Where the training of a rank hangs while its process lives, Horovod's own thread goes on answering for it, so that Horovod
+    itself would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.limit_s: float | None = None
+
+    def begin(self, limit_s: float) -> None:
+        """Look from now on, in a thread of its own; what waits for an exchange lets go of Python's lock."""
+        is_first, self.limit_s = self.limit_s is None, limit_s
+        if is_first:
+            model = idist.comp_models.horovod._HorovodDistModel
+            # Those by which ignite exchanges.
+            for name in ("_do_all_reduce", "_do_all_gather", "_do_broadcast", "barrier"):
+                setattr(model, name, self.exchange()(getattr(model, name)))
+            threading.Thread(target=self._look, daemon=True).start()
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Watch what waits for the other ranks inside the ``with`` block."""
+        self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.since = None
+
+    def _look(self) -> None:
+        while (since := self.since) is None or time.monotonic() - since < (self.limit_s or 0):
+            time.sleep(min((self.limit_s or 0) / 10, 1.0))
+        why = f"the exchange has timed out, after the {self.limit_s:g} s of distributed.timeout_s"
+        tell(TimeoutError(why), idist.get_rank(), why, silent_ranks)
+        os._exit(1)
+
+
+watch = Watch()
 
 
 def _rendezvous(ranks: Ranks) -> None:
@@ -97,7 +140,8 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
 def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0; the optimizer does the rest."""
     model = model.to(idist.device())
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    with watch.exchange():
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     return model
 
 
@@ -139,7 +183,8 @@ def optimizer_step(optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm
     # Where Horovod averages the gradients, it does so while the backward pass runs: wait before looking at them.
     wrapped: Any = optimizer if hasattr(optimizer, "synchronize") else None
     if wrapped:
-        wrapped.synchronize()
+        with watch.exchange():
+            wrapped.synchronize()
     scaler.unscale_(optimizer)
     if clip_norm is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -157,13 +202,14 @@ def lost_peer(error: BaseException) -> str:
 
 
 def silent_ranks() -> str:
-    """Return nothing: Horovod itself names the ranks that did not come to an exchange."""
+    """Return nothing: Horovod does not say which ranks did not come to an exchange."""
     return ""
 
 
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace ``tensor`` by its sum over all processes, and wait for that."""
-    hvd.allreduce_(tensor, op=hvd.Sum)
+    with watch.exchange():
+        hvd.allreduce_(tensor, op=hvd.Sum)
     # Reading a number waits for the device.
     tensor.flatten()[0].item()
 
@@ -171,5 +217,6 @@ def all_reduce_sum(tensor: Tensor) -> None:
 def all_gather_object(value: Value) -> list[Value]:
     """Return the values of all processes, by rank; they are pickled."""
     # By a name of its own: the default is that of the type, and ranks with values of different types would wait for ever.
-    values: list[Value] = hvd.allgather_object(value, name="values")
+    with watch.exchange():
+        values: list[Value] = hvd.allgather_object(value, name="values")
     return values
