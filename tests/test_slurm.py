@@ -121,7 +121,7 @@ def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: In
         rows = rows_in(sweep / "trials.csv") if (sweep / "trials.csv").exists() else []
         return [row["state"] for row in rows] == ["complete"] * 4
 
-    wait_for(done, "all trials", 300)
+    wait_for(done, "all trials", 600)
     wait_for(nothing_runs_on_the_nodes, "the jobs to end", 60)
     said_by_each = [output.read_text() for output in outputs]
     assert all("stopped: the same command resumes" in said for said in said_by_each), said_by_each
