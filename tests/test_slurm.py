@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures
 
 TARGET = Target("cpu", "gloo", "slurm")
 # An epoch takes one second or two.
-EPOCHS = 12
+EPOCHS = 8
 LONG = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--train.epochs", str(EPOCHS))
 
 
@@ -33,13 +33,14 @@ def nothing_is_left() -> Iterator[None]:
     wait_for(nothing_runs_on_the_nodes, "the processes of the training to end", 60)
 
 
-@pytest.mark.parametrize(("tasks", "starter"), [(2, "srun"), (2, "torchrun"), (1, "srun")])
-def test_two_nodes_train(project: Installed, tasks: int, starter: str) -> None:
-    run = f"runs/{starter}-{tasks}"
-    job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE=str(tasks), STARTER=starter)
+@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+def test_two_nodes_train(project: Installed, starter: str) -> None:
+    """With two processes each; with one, all that the targets train."""
+    run = f"runs/{starter}"
+    job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE="2", STARTER=starter)
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)
     summary = project.read_json(f"{run}/summary.json")
-    assert summary["world_size"] == 2 * tasks
+    assert summary["world_size"] == 4
     assert summary["nnodes"] == 2
     assert summary["val_accuracy"] >= 0.97
     assert summary["weights_difference"] == 0.0
@@ -103,7 +104,7 @@ def test_what_is_submitted_is_what_files_and_the_script_of_the_job_say(project: 
 def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: Installed) -> None:
     tried = project.path / "tried.yaml"
     tried.write_text("optim:\n  lr: 1e-3..1e-2,log\n")
-    asked = ["tried.yaml", "--trials", "4", "--pruner", "none", *LONG]
+    asked = ["tried.yaml", "--trials", "3", "--pruner", "none", *LONG]
     size = {"JOBS": "2", "NNODES": "1", "NPROC_PER_NODE": "2", "SLURM_CONF": str(cluster.SLURM_CONF)}
     said = project.succeed("python3", "-m", project.package, "sweep", *asked, variables=size)
     # As for all settings, a job that begins later has those from when it was submitted.
@@ -119,16 +120,16 @@ def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: In
 
     def done() -> bool:
         rows = rows_in(sweep / "trials.csv") if (sweep / "trials.csv").exists() else []
-        return [row["state"] for row in rows] == ["complete"] * 4
+        return [row["state"] for row in rows] == ["complete"] * 3
 
     wait_for(done, "all trials", 600)
     wait_for(nothing_runs_on_the_nodes, "the jobs to end", 60)
     said_by_each = [output.read_text() for output in outputs]
     assert all("stopped: the same command resumes" in said for said in said_by_each), said_by_each
     # The job that ended first has left the last trial to the other one.
-    assert any("4 of 4 trials were trained to the end" in said for said in said_by_each), said_by_each
-    assert len({row["optim.lr"] for row in rows_in(sweep / "trials.csv")}) == 4
-    for trial in range(4):
+    assert any("3 of 3 trials were trained to the end" in said for said in said_by_each), said_by_each
+    assert len({row["optim.lr"] for row in rows_in(sweep / "trials.csv")}) == 3
+    for trial in range(3):
         assert_every_epoch_once(project, f"runs/sweep/trial-{trial:04}")
         assert project.read_json(f"runs/sweep/trial-{trial:04}/summary.json")["world_size"] == 2
 
@@ -273,7 +274,7 @@ def test_a_dry_run_is_what_is_submitted(project: Installed) -> None:
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)
     assert (project.path / "runs" / job / "summary.json").exists()
     other = submit(project, *settings, **size)
-    assert wait_for_end(other) == "COMPLETED"
+    cluster.slurm("scancel", other)
     assert job_state(job)["Command"] == job_state(other)["Command"]
     assert job_state(job)["NumTasks"] == job_state(other)["NumTasks"] == "2"
 
