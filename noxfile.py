@@ -133,7 +133,7 @@ def trackers(session: nox.Session) -> None:
 
 @nox.session
 def seldom(session: nox.Session) -> None:
-    """What a change seldom breaks: a launcher, backend and task of one's own, other tasks with Horovod, the page on ignite."""
+    """What a change seldom breaks: a launcher, backend and task of one's own, the page on ignite, the notebook."""
     executed(session, "seldom", "-n", "2")
 
 
@@ -153,7 +153,7 @@ def everything(session: nox.Session) -> None:
 def matrix(session: nox.Session) -> None:
     """Write docs/support-matrix.md and docs/versions.md from what the sessions above have seen; in CI, fail if rows of targets have changed."""
     session.install("-r", "tests/requirements.txt")
-    session.run("python", "tests/matrix.py", *(["--check"] if CI else []))
+    session.run("python", "tests/matrix.py", *(["--check", "--some"] if CI else []))
     session.run("python", "tests/versions.py")
 
 

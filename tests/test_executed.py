@@ -30,16 +30,27 @@ TOLERANCE = 1e-5
 # The session that brings what a target needs; the cluster's is the last and finds what the others have built.
 OF_BACKEND = {"horovod": pytest.mark.horovod, "mpi": pytest.mark.mpi, "xla-tpu": pytest.mark.xla}
 ON_NODES = ("slurm", "kubernetes")
-RUNNABLE = [
-    pytest.param(
-        target,
-        id=str(target),
-        marks=pytest.mark.cluster
-        if target.launcher in ON_NODES
-        else OF_BACKEND.get(target.backend, pytest.mark.mpi if target.launcher == "mpirun" else ()),
-    )
-    for target in TARGETS
-]
+
+
+def marks_of(target: Target) -> list[pytest.MarkDecorator]:
+    """What a target requires, and whether it adds anything to the others.
+
+    What makes a GPU's project meets every launcher in those of nccl, and every other backend in that of its first
+    launcher; each of these backends meets its other launchers in the projects for the CPU. No file of the rest is its own.
+    """
+    if target.launcher in ON_NODES:
+        marks = [pytest.mark.cluster]
+    elif target.backend in OF_BACKEND:
+        marks = [OF_BACKEND[target.backend]]
+    else:
+        marks = [pytest.mark.mpi] if target.launcher == "mpirun" else []
+    first = SUPPORT[target.backend]["launchers"][0]
+    if target.hardware == "gpu" and target.backend != "nccl" and target.launcher != first:
+        marks.append(pytest.mark.seldom)
+    return marks
+
+
+RUNNABLE = [pytest.param(target, id=str(target), marks=marks_of(target)) for target in TARGETS]
 REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
 # others what the same source could fail with them.
@@ -605,6 +616,7 @@ for i, (pixels, label) in enumerate(zip(digits.images, digits.target)):
 
 
 @pytest.mark.thorough
+@pytest.mark.seldom
 def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
     install: Installer, tmp_path: Path
 ) -> None:
@@ -637,6 +649,7 @@ def test_a_folder_of_images_is_learned_and_a_failed_download_ends_every_process(
 
 
 @pytest.mark.thorough
+@pytest.mark.seldom
 def test_a_model_that_one_process_has_no_memory_for_is_trained_by_fsdp2(
     install: Installer, tmp_path: Path
 ) -> None:
@@ -791,6 +804,7 @@ nbformat.write(notebook, sys.argv[1])
 
 
 @pytest.mark.thorough
+@pytest.mark.seldom
 def test_the_tracker_and_the_notebook_show_a_training(install: Installer, tmp_path: Path) -> None:
     target = Target("cpu", "gloo", "torchrun")
     project = install(target, tmp_path, extras="notebook", tracker="tensorboard", use_notebook=True)
@@ -851,7 +865,8 @@ def test_a_backend_that_is_missing_is_named_with_the_way_to_get_it(
 
 @pytest.mark.thorough
 def test_every_target_is_typed(bake: Bake, install: Installer, tmp_path: Path) -> None:
-    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    # With a library that others may leave out, as a project's own lint may; and as test_sweeps.py and test_your_own.py do.
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, extras="dev,sweep")
     typed = set()
     for target in TARGETS:
         other = bake(**target._asdict(), tracker="tensorboard", use_notebook=True)
@@ -861,8 +876,7 @@ def test_every_target_is_typed(bake: Bake, install: Installer, tmp_path: Path) -
         typed.add(sources)
         shutil.rmtree(project.path)
         shutil.copytree(other.path, project.path)
-        # The answers of torch's types do not depend on the target: one cache serves all.
-        project.succeed("mypy", "--cache-dir", str(tmp_path / "mypy"))
+        project.succeed("mypy")
     assert len(typed) >= len(SUPPORT)
 
 

@@ -11,11 +11,21 @@ import cluster
 import pytest
 from baking import Target, missing_facility
 from installing import Installed, Installer
-from launching import OnNode, Pods, nothing_runs_on_the_nodes, wait_for, worker_on
+from launching import OnNode, Pods, nothing_runs_on_the_nodes, wait_for, waiting_for_data, worker_on
 
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("two_nodes")]
 
-LONG = ["--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--train.epochs", "16"]
+# An epoch takes a second or two.
+LONG = [
+    "--task.dataset",
+    "synthetic",
+    "--task.synthetic_size",
+    "1024",
+    "--task.width",
+    "8",
+    "--train.epochs",
+    "16",
+]
 PORT = "29500"
 # Seconds after which those who wait for a lost process give up.
 TIMEOUT = ["--distributed.timeout_s", "15"]
@@ -27,7 +37,7 @@ Start = Callable[..., OnNode]
 @pytest.fixture(scope="module")
 def project(install: Installer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """One installation for all tests here: each writes its own run directory."""
-    return install(Target("cpu", "gloo", "torchrun"), tmp_path_factory.mktemp("nodes"))
+    return waiting_for_data(install(Target("cpu", "gloo", "torchrun"), tmp_path_factory.mktemp("nodes")))
 
 
 @pytest.fixture
@@ -203,7 +213,7 @@ def test_the_command_of_a_manifest_trains_and_outlives_a_lost_process(
     install: Installer, manifest: str, tmp_path: Path
 ) -> None:
     """One node for each pod, with the variables and host names that the controller would give it."""
-    project = install(Target("cpu", "gloo", "kubernetes"), tmp_path)
+    project = waiting_for_data(install(Target("cpu", "gloo", "kubernetes"), tmp_path))
     pods = Pods(project, manifest, *TIMEOUT, *LONG)
     try:
         wait_for(lambda: "epoch 2/" in pods.said(), "the training")

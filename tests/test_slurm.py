@@ -9,20 +9,30 @@ import cluster
 import pytest
 from baking import Target
 from installing import Installed, Installer
-from launching import job_state, nothing_runs_on_the_nodes, output_of, submit, train, wait_for, wait_for_end
+from launching import (
+    job_state,
+    nothing_runs_on_the_nodes,
+    output_of,
+    submit,
+    train,
+    wait_for,
+    wait_for_end,
+    waiting_for_data,
+)
 
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("slurm_cluster")]
 
 TARGET = Target("cpu", "gloo", "slurm")
 # An epoch takes one second or two.
 EPOCHS = 8
-LONG = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--train.epochs", str(EPOCHS))
+SYNTHETIC = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--task.width", "8")
+LONG = (*SYNTHETIC, "--train.epochs", str(EPOCHS))
 
 
 @pytest.fixture(scope="module")
 def project(install: Installer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """One installation for all tests here: each writes its own run directory."""
-    return install(TARGET, tmp_path_factory.mktemp("slurm"), extras="dev,sweep")
+    return waiting_for_data(install(TARGET, tmp_path_factory.mktemp("slurm"), extras="dev,sweep"))
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +63,7 @@ def test_scaling_measures_nodes(project: Installed) -> None:
         "--processes",
         "1",
         "--batches",
-        "64,256",
+        "64",
         "--steps",
         "8",
         "--train.run_dir",
@@ -65,7 +75,7 @@ def test_scaling_measures_nodes(project: Installed) -> None:
     assert "adding processes" in said
     table = rows_in(project.path / "runs" / "study" / "scaling.csv")
     rows = [(row["nodes"], row["processes"], row["batch_size"]) for row in table]
-    assert rows == [("1", "1", "64"), ("2", "2", "64"), ("1", "1", "256"), ("2", "2", "256")]
+    assert rows == [("1", "1", "64"), ("2", "2", "64")]
 
 
 def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
@@ -259,6 +269,11 @@ def test_what_cannot_work_is_refused_before_it_waits_in_the_queue(project: Insta
         2,
         "error: leave out --train.seed, or SEEDS, which sets it for each job\n",
     )
+    done = project.run("scripts/train.sh", extra={"JOBS": "2"})
+    only = "error: leave out JOBS: only the trainings of sweep and seeds can be shared by several jobs\n"
+    assert (done.returncode, done.stderr) == (2, only)
+    done = project.run("python3", "-m", project.package, "seeds", "0,1", extra={"SEEDS": "0-4"})
+    assert (done.returncode, "leave out SEEDS" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
     commands = Path(project.environment["VIRTUAL_ENV"], "bin")
     for needed in ("bash", "dirname"):
         (commands / needed).symlink_to(f"/bin/{needed}")

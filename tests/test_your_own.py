@@ -60,7 +60,7 @@ def put(project: Installed, language: str, block: str) -> None:
 
 
 def install_with_data(install: Installer, folder: Path) -> Installed:
-    project = install(TARGET, folder)
+    project = install(TARGET, folder, extras="dev,sweep")
     project.succeed("python3", "-c", DATA)
     return project
 

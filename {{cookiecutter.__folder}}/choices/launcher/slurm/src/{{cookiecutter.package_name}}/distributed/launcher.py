@@ -47,7 +47,8 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     ``run_dir`` is what a file of settings names; RUN_DIR wins over it.
 
     Raises:
-        UsageError: for a run directory that the job would not know, a starter that is not there, or what are no seeds.
+        UsageError: for a run directory that the job would not know, a starter that is not there, what are no seeds, or a
+            variable that says nothing here.
     """
     shared = settings[:1] in (["sweep"], ["seeds"])
     if not shared and any(word.startswith("--train.run_dir") for word in settings):
@@ -64,7 +65,11 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     seeds = os.environ.get("SEEDS") or ""
     if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
         raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
-    if seeds and not shared and any(word.startswith("--train.seed") for word in settings):
+    if shared and seeds:
+        raise UsageError(f"leave out SEEDS: the trainings of {settings[0]} are shared by as many jobs as JOBS says")
+    if os.environ.get("JOBS") and not shared:
+        raise UsageError("leave out JOBS: only the trainings of sweep and seeds can be shared by several jobs")
+    if seeds and any(word.startswith("--train.seed") for word in settings):
         raise UsageError("leave out --train.seed, or SEEDS, which sets it for each job")
     array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else seeds
     if array:
