@@ -79,7 +79,7 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["tracker"] == "visdom": "scripts/install_visdom.sh",
     lambda answers: (
         answers["__backend"] in ("gloo", "nccl", "mpi")
-    ): "src/PKG/sharding.py tests/test_sharding.py tests/test_exchange.py",
+    ): "src/PKG/sharding.py tests/ranks.py tests/test_sharding.py tests/test_exchange.py",
     lambda answers: answers["__launcher"] != "spawn": "docs/many-nodes.md",
 }
 # Its pages are named after them.

@@ -6,7 +6,11 @@ import importlib
 import io
 import json
 import os
+import select
+import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -16,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from frame import command_line, distributed, doctor
+from frame import checks, command_line, distributed, doctor
 from jsonargparse import ArgumentParser
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -103,20 +107,55 @@ def reason_not_to_start(processes: int) -> str:
     return next((f"{check.found}: {check.fix}" for check in needed if not check.ok), "")
 
 
-def launch(processes: int, *arguments: str, package: str = "small") -> Answer:
-    """Run a package in ``processes`` processes, started as this project starts them, and expect success.
+def launch(processes: int, *arguments: str, package: str = "small", copies: bool = True) -> Answer:
+    """Run a package in ``processes`` processes of this machine and expect success.
 
-    A single process is this one: to start another and import torch would take longer than what it does.
+    A single process is this one, and several are copies of one, where the backend lets them meet without a launcher: to
+    start others and import torch would take longer than what they do. Without ``copies``, the launcher starts them.
     """
     if reason := reason_not_to_start(processes):
         pytest.skip(f"{processes} processes cannot run here: {reason}")
     if processes == 1:
         answer = call(*arguments, "--distributed.nproc_per_node", "1", package=package)
+    elif copies and (TESTS / "ranks.py").exists() and distributed.transport.RENDEZVOUS:
+        answer = run_copies(processes, [*arguments, *distributed.TRIAL], package)
     else:
         own = importlib.import_module(f"{package}.distributed")
         answer = run(own.local_command(processes, [*arguments, *distributed.TRIAL]), FOLDERS[package])
     assert answer.code == 0, answer.errors
     return answer
+
+
+@lru_cache
+def process_to_copy() -> subprocess.Popen[str]:
+    """Start tests/ranks.py, once for all tests; it ends with this process, or with a rank that does not."""
+    command = [sys.executable, str(TESTS / "ranks.py")]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT, start_new_session=True
+    )
+
+
+def run_copies(processes: int, arguments: list[str], package: str) -> Answer:
+    """Run a package in so many copies of one process, which meet as those of a launcher do."""
+    # What a test has set since that process began.
+    variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(checks.free_port())}
+    server = process_to_copy()
+    assert server.stdin and server.stdout
+    with tempfile.TemporaryDirectory() as files:
+        request = {"processes": processes, "arguments": arguments, "package": package, "variables": variables}
+        request |= {"files": files, "folder": str(FOLDERS[package])}
+        print(json.dumps(request), file=server.stdin, flush=True)
+        if not select.select([server.stdout], [], [], TIMEOUT_S)[0]:
+            os.killpg(server.pid, signal.SIGKILL)
+            process_to_copy.cache_clear()
+        said = server.stdout.readline()
+        texts = [
+            "".join(file.read_text() for file in sorted(Path(files).glob(f"{name}-*"))) for name in ("output", "errors")
+        ]
+    if not said:
+        raise TimeoutError(f"{arguments} did not end within {TIMEOUT_S} s:\n{texts[1]}")
+    # The first one that failed has ended the others.
+    return Answer(next(filter(None, json.loads(said)), 0), *texts)
 
 
 @pytest.fixture
@@ -184,6 +223,7 @@ class Run:
         return weights
 
 
-def train(run_dir: Path, processes: int, *settings: str, package: str = "small") -> Run:
-    """Train in ``processes`` processes and return the run directory."""
-    return Run(run_dir, launch(processes, "train", "--train.run_dir", str(run_dir), *settings, package=package).errors)
+def train(run_dir: Path, processes: int, *settings: str, package: str = "small", copies: bool = True) -> Run:
+    """Train in ``processes`` processes, as ``launch`` starts them, and return the run directory."""
+    arguments = ("train", "--train.run_dir", str(run_dir), *settings)
+    return Run(run_dir, launch(processes, *arguments, package=package, copies=copies).errors)

@@ -51,8 +51,8 @@ EXACT = ("--optim.name", "sgd", "--optim.lr", "0.05", "--train.max_iterations", 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One training in two processes with every setting at its default."""
-    return train(tmp_path_factory.mktemp("trained") / "run", 2)
+    """One training in two processes that the launcher starts, with every setting at its default."""
+    return train(tmp_path_factory.mktemp("trained") / "run", 2, copies=False)
 
 
 @pytest.fixture(scope="session")
