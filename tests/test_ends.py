@@ -67,11 +67,11 @@ def training(project: Installed, run: Path, *settings: str) -> Iterator[subproce
 )
 def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp_path: Path) -> None:
     """The first signal stops a training, the next ones stop the resumed ones; what stands over the launcher is the same for all."""
-    stop = {"torchrun": signal.SIGUSR1, "spawn": signal.SIGINT}.get(launcher, signal.SIGTERM)
+    stops = [signal.SIGINT, signal.SIGUSR1] if launcher == "torchrun" else [signal.SIGTERM]
     backend = "horovod" if launcher == "horovodrun" else "gloo"
     project = install(Target("cpu", backend, launcher), tmp_path)
     run = tmp_path / "run"
-    for number in (stop, signal.SIGKILL):
+    for number in (*stops, signal.SIGKILL):
         with training(project, run, "--data.num_workers", "1") as process:
             if number == signal.SIGINT:
                 # A terminal sends Ctrl-C to all processes of the command.
