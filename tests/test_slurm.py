@@ -79,11 +79,18 @@ def test_scaling_measures_nodes(project: Installed) -> None:
 
 
 def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
-    job = submit(project, "--train.epochs", "2", SEEDS="3-4")
+    # Slurm makes no folder, and a job without one ends at once.
+    variables = {"SEEDS": "3-4", "SBATCH_OUTPUT": "logs/%x-%j.out", "SLURM_CONF": str(cluster.SLURM_CONF)}
+    said = project.succeed("scripts/train.sh", "--train.epochs", "2", variables=variables)
+    found = re.match(r"job (\d+) is submitted; .*\n.*  tail -F (\S+)  ", said)
+    assert found, said
+    job, output = found.groups()
+    assert output == f"logs/my-ddl-project-{job}_3.out"
     for seed in (3, 4):
         summary = project.path / "runs" / job / f"seed-{seed}" / "summary.json"
         wait_for(summary.exists, f"seed {seed}")
         assert f"seed: {seed}" in summary.with_name("config.yaml").read_text()
+    assert "done in " in (project.path / output).read_text()
     project.succeed("python3", "-m", project.package, "seeds", "--train.run_dir", f"runs/{job}")
     assert {row["runs"] for row in rows_in(project.path / "runs" / job / "seeds.csv")} == {"2"}
 
@@ -105,6 +112,14 @@ def test_what_is_submitted_is_what_files_and_the_script_of_the_job_say(project: 
         ):
             said = project.succeed("python3", "-c", ask, variables=variables)
             assert f"'--signal={signal}', '--array=1-1', '--output=logs/%x-%A_%a.out'" in said
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH -N 2 -J mine -o other-%j.out --signal=USR1@99 # as sbatch reads it\n{mine}"
+        )
+        script.write_text(
+            script.read_text().replace("#SBATCH --signal", "##").replace("#SBATCH --output", "##")
+        )
+        said = project.succeed("python3", "-c", ask)
+        assert "'--signal=B:USR1@99', '--array=1-1', '--output=other-%A_%a.out'" in said
         script.write_text(mine.replace("#SBATCH --signal", "##SBATCH --signal"))
         assert "--signal" not in project.succeed("python3", "-c", ask)
     finally:
@@ -274,6 +289,8 @@ def test_what_cannot_work_is_refused_before_it_waits_in_the_queue(project: Insta
     assert (done.returncode, done.stderr) == (2, only)
     done = project.run("python3", "-m", project.package, "seeds", "0,1", extra={"SEEDS": "0-4"})
     assert (done.returncode, "leave out SEEDS" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+    done = project.run("python3", "-m", project.package, "seeds", "0,1", extra={"RUN_DIR": "runs/x"})
+    assert (done.returncode, "leave out RUN_DIR" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
     commands = Path(project.environment["VIRTUAL_ENV"], "bin")
     for needed in ("bash", "dirname"):
         (commands / needed).symlink_to(f"/bin/{needed}")

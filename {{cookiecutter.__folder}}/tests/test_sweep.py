@@ -64,6 +64,8 @@ if "meanwhile" in told:
         shutil.copy(run / "summary.json", folder / "ended")
         (folder / "ended").replace(folder / "summary.json")
 """
+# What the file says that stands for config.yaml.
+AS_PLANNED = ("--optim.lr", "1")
 Plan = dict[int, dict[str, Any]]
 Sweep = Callable[..., Answer]
 
@@ -333,7 +335,7 @@ def test_a_table_of_other_numbers_of_processes_says_so(tmp_path: Path, plan_for:
     said = "trained by 1 and 4 processes: where log.txt says that results change"
     for plan, seeds in (({}, "0"), ({1: {"world_size": 4}}, "1")):
         plan_for(plan)
-        answer = call("seeds", seeds, "--train.run_dir", str(tmp_path))
+        answer = call("seeds", seeds, "--train.run_dir", str(tmp_path), *AS_PLANNED)
         assert (answer.code, said in answer.output) == (0, seeds == "1")
 
 
@@ -353,9 +355,32 @@ def test_a_table_of_no_seeds_is_refused(files: dict[str, str], code: int, senten
     assert (answer.code, sentence in answer.errors, answer.errors.count("\n")) == (code, True, 1), answer.errors
 
 
-def test_what_is_no_seed_is_refused(tmp_path: Path) -> None:
-    answer = call("seeds", "a-b", "--here", "--train.run_dir", str(tmp_path / "seeds"))
-    assert (answer.code, answer.errors) == (2, "error: a-b must be seeds, such as 0,1,2 or 0-4\n")
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("a-b", "a-b must be seeds, such as 0,1,2 or 0-4"),
+        ("1,3-2", "3-2 holds no seed: write the smaller one first"),
+    ],
+)
+def test_what_is_no_seed_is_refused(tmp_path: Path, asked: str, sentence: str) -> None:
+    answer = call("seeds", asked, "--here", "--train.run_dir", str(tmp_path / "seeds"))
+    assert (answer.code, answer.errors) == (2, f"error: {sentence}\n")
+
+
+def test_seeds_of_other_settings_are_refused_before_they_train(
+    tmp_path: Path, plan_for: Callable[[Plan], None]
+) -> None:
+    plan_for({})
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0/config.yaml").write_text("train: {epochs: 7, seed: 0}\ndata: {num_workers: 3}\n")
+    asked = ("--train.run_dir", str(tmp_path), *AS_PLANNED, "--train.epochs")
+    answer = call("seeds", "1-2", *asked, "6")
+    assert (answer.code, answer.errors.count("\n")) == (2, 1)
+    assert "seed-0, which would be in the same table, was trained with another train.epochs: " in answer.errors
+    assert not (tmp_path / "seed-1").exists()
+    # Those that are asked for train on with the new settings, or say themselves why they cannot.
+    for seeds, epochs in (("0-1", "8"), ("1-2", "7")):
+        assert "same table" not in call("seeds", seeds, *asked, epochs).errors
 
 
 def test_a_seed_that_fails_or_is_stopped_costs_no_other(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:

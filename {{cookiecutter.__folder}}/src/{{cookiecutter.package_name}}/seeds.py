@@ -43,15 +43,15 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
         here: train in processes of this machine alone, whatever the launcher.
 
     Raises:
-        UsageError: if the settings cannot work, or the runs differ in more than their seeds.
+        UsageError: if the settings cannot work, or the runs differ, or would differ, in more than their seeds.
     """
     folder, failed, busy = Path(config.train.run_dir), False, list[str]()
     if asked:
         numbers, command = numbers_in(asked), trials.command_of_each(here)
+        refuse_other_settings(folder, numbers, config)
         if command is None:
             return trials.submit(config, ["seeds", *arguments])
         folder.mkdir(parents=True, exist_ok=True)
-        settings = trials.keep_settings(config, folder)
         with trials.stop_signals() as signals:
             for seed in numbers:
                 run = folder / f"seed-{seed}"
@@ -64,6 +64,8 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
                     continue
                 print(f"seed {seed}", flush=True)
                 with claim:
+                    # Not one file for all: another command in this folder may have other settings.
+                    settings = trials.keep_settings(config, run)
                     ended = trials.train(command, [*settings, f"--train.seed={seed}"], run, signals, lambda: False)
                 if ended.code and (signals or ended.code == EXIT_RESUMABLE):
                     return stopped()
@@ -95,8 +97,29 @@ def numbers_in(asked: str) -> list[int]:
     """
     if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", asked):
         raise UsageError(f"{asked} must be seeds, such as 0,1,2 or 0-4")
-    ends = [part.partition("-") for part in asked.split(",")]
-    return sorted({seed for low, _, high in ends for seed in range(int(low), int(high or low) + 1)})
+    ends = [(int(low), int(high or low)) for low, _, high in (part.partition("-") for part in asked.split(","))]
+    if backwards := [f"{low}-{high}" for low, high in ends if high < low]:
+        raise UsageError(f"{backwards[0]} holds no seed: write the smaller one first")
+    return sorted({seed for low, high in ends for seed in range(low, high + 1)})
+
+
+def refuse_other_settings(folder: Path, numbers: list[int], config: Config) -> None:
+    """Refuse to train what could not stand in one table with the runs of other seeds in the folder.
+
+    Raises:
+        UsageError: with the settings that differ.
+    """
+    strategy, asked = config.distributed.strategy, {f"seed-{number}" for number in numbers}
+    for file in sorted(folder.glob("seed-*/config.yaml")):
+        if file.parent.name in asked:
+            # It trains on with these settings, or says why it cannot.
+            continue
+        changes = changed_settings(to_dict(config), settings_of(file.parent))
+        names = [change.name for change in changes if changes_results(change, strategy) and change.name != "train.seed"]
+        if names:
+            fix = "choose another --train.run_dir, the same settings, or remove it"
+            differs = f"{file.parent}, which would be in the same table, was trained with another {', '.join(names)}"
+            raise UsageError(f"{differs}: {fix}")
 
 
 def is_trained(run: Path, config: Config) -> bool:
@@ -110,7 +133,7 @@ def is_trained(run: Path, config: Config) -> bool:
 
 def settings_of(run: Path) -> Settings:
     """Return the settings of a run."""
-    settings: Settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings: Settings = yaml.safe_load((run / "config.yaml").read_text()) or {}
     return settings
 
 
@@ -128,7 +151,8 @@ def spread(folder: Path) -> list[Spread]:
     changes = [change for other in others for change in changed_settings(other, first)]
     names = {change.name for change in changes if changes_results(change, strategy)}
     if names := names - {"train.seed"}:
-        raise UsageError(f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone")
+        differ = f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone"
+        raise UsageError(f"{differ}: remove those that do not belong there")
     numbers = [dict(numbers_of(json.loads((run / "summary.json").read_text()))) for run in runs]
     rows = []
     for name in dict.fromkeys(name for one in numbers for name in one):

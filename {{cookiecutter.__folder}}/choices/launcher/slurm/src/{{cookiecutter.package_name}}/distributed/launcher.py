@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +67,8 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     seeds = os.environ.get("SEEDS") or ""
     if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
         raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
+    if shared and os.environ.get("RUN_DIR"):
+        raise UsageError(f"leave out RUN_DIR: {settings[0]} writes where --train.run_dir says")
     if shared and seeds:
         raise UsageError(f"leave out SEEDS: the trainings of {settings[0]} are shared by as many jobs as JOBS says")
     if os.environ.get("JOBS") and not shared:
@@ -80,10 +84,17 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
 
 def _asked(option: str) -> list[str]:
     """Return what sbatch's variable, or else scripts/train.sbatch, says for an option of sbatch; nothing if neither does."""
+    variable = os.environ.get(f"SBATCH_{option.upper().replace('-', '_')}")
+    if variable:
+        return [variable]
     script = (project_folder() / "scripts/train.sbatch").read_text(encoding="utf-8")
-    written = re.findall(rf"^#SBATCH --{option}[= ](\S+)", script, re.MULTILINE)
-    variable = os.environ.get(f"SBATCH_{option.upper()}")
-    return [variable] if variable else written[-1:]
+    lines = re.findall(r"^#SBATCH\s+(.+)", script, re.MULTILINE)
+    options = ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (("--output", "-o"), ("--job-name", "-J"), ("--signal",)):
+        options.add_argument(*names, dest=names[0], default="")
+    found, _ = options.parse_known_args([word for line in lines for word in shlex.split(line, comments=True)])
+    written = getattr(found, f"--{option}")
+    return [written] if written else []
 
 
 def _step() -> Path:
@@ -106,15 +117,20 @@ def trial() -> list[str] | None:
 
 def start(command: list[str], run_dir: Path) -> int:
     """Submit the job and say how to follow it; return the exit code."""
+    options = dict(word.partition("=")[::2] for word in command)
+    output = options.get("--output") or "".join(_asked("output")) or "slurm-%j.out"
+    if "%" not in (folder := os.path.dirname(output)):
+        # Without it, Slurm would end the job at once, and nobody would know why.
+        os.makedirs(folder or ".", exist_ok=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return done.returncode
     job = done.stdout.strip().partition(";")[0]
-    options = dict(word.partition("=")[::2] for word in command)
     written = run_dir if "sweep" in command or "seeds" in command else options.get("RUN_DIR", f"runs/{job}")
-    output = options.get("--output") or "".join(_asked("output")) or "slurm-%j.out"
-    # Other parts of the name than the job's number are its own.
-    output = re.sub(r"%\d*[a-zA-Z]", "*", re.sub("%[jA]", job, output))
+    first, name = re.match(r"\d*", options.get("--array", "")), "".join(_asked("job-name"))
+    # Of an array, the first job.
+    known = {"j": job, "A": job, "a": first[0] if first else "*", "x": name or "train.sbatch"}
+    output = re.sub(r"%\d*([a-zA-Z])", lambda part: known.get(part[1], "*"), output)
     print(f"job {job} is submitted; it writes {written}")
     print(f"follow it with  tail -F {output}  and  squeue --job {job}, end it with  scancel {job}")
     return 0
