@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from launching import BYTES, lines_without_speed, processes_with, train, wait_fo
 
 pytestmark = pytest.mark.executed
 
-TRAINING_LIMIT_S = 120
 # Largest difference of a weight, and of the loss, after 44 steps to the same steps in plain torch: two processes, and
 # other kernels, add up in another order. A single sample that is read twice in a single step makes 1e-3 of it.
 TOLERANCE = 1e-5
@@ -110,10 +108,8 @@ def check_learned(
 
 
 def check_defaults(project: Installed, target: Target, processes: str, trial: list[str]) -> None:
-    """The first command learns the digits, soon."""
-    started = time.monotonic()
+    """The first command learns the digits."""
     train(project, target, *trial, run_dir="runs/first", processes=processes)
-    assert time.monotonic() - started < TRAINING_LIMIT_S
     assert project.read_json("runs/first/summary.json")["val_accuracy"] >= 0.97
 
 
