@@ -45,6 +45,10 @@ def train(
         project.succeed("scripts/train.sh", *options, NPROC_PER_NODE=processes)
 
 
+# With waiting_for_data, an epoch takes a second or two.
+SYNTHETIC = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--task.width", "8")
+
+
 def waiting_for_data(project: Installed) -> Installed:
     """Let each synthetic image take its readers 2 ms, in which they compute nothing.
 

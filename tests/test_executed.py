@@ -861,7 +861,7 @@ def test_a_backend_that_is_missing_is_named_with_the_way_to_get_it(
 
 @pytest.mark.thorough
 def test_every_target_is_typed(bake: Bake, install: Installer, tmp_path: Path) -> None:
-    # With a library that others may leave out, as a project's own lint may; and as test_sweeps.py and test_your_own.py do.
+    # With the library of sweeps; test_your_own.py takes the same environment, and so the same cache of types.
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path, extras="dev,sweep")
     typed = set()
     for target in TARGETS:

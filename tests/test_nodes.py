@@ -11,21 +11,19 @@ import cluster
 import pytest
 from baking import Target, missing_facility
 from installing import Installed, Installer
-from launching import OnNode, Pods, nothing_runs_on_the_nodes, wait_for, waiting_for_data, worker_on
+from launching import (
+    SYNTHETIC,
+    OnNode,
+    Pods,
+    nothing_runs_on_the_nodes,
+    wait_for,
+    waiting_for_data,
+    worker_on,
+)
 
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("two_nodes")]
 
-# An epoch takes a second or two.
-LONG = [
-    "--task.dataset",
-    "synthetic",
-    "--task.synthetic_size",
-    "1024",
-    "--task.width",
-    "8",
-    "--train.epochs",
-    "16",
-]
+LONG = [*SYNTHETIC, "--train.epochs", "16"]
 PORT = "29500"
 # Seconds after which those who wait for a lost process give up.
 TIMEOUT = ["--distributed.timeout_s", "15"]

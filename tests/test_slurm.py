@@ -10,6 +10,7 @@ import pytest
 from baking import Target
 from installing import Installed, Installer
 from launching import (
+    SYNTHETIC,
     job_state,
     nothing_runs_on_the_nodes,
     output_of,
@@ -23,9 +24,7 @@ from launching import (
 pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures("slurm_cluster")]
 
 TARGET = Target("cpu", "gloo", "slurm")
-# An epoch takes one second or two.
 EPOCHS = 8
-SYNTHETIC = ("--task.dataset", "synthetic", "--task.synthetic_size", "1024", "--task.width", "8")
 LONG = (*SYNTHETIC, "--train.epochs", str(EPOCHS))
 
 
@@ -45,7 +44,7 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("starter", ["srun", "torchrun"])
 def test_two_nodes_train(project: Installed, starter: str) -> None:
-    """With two processes each; with one, all that the targets train."""
+    """Two processes on each node; the targets are trained with one on each."""
     run = f"runs/{starter}"
     job = submit(project, RUN_DIR=run, NNODES="2", NPROC_PER_NODE="2", STARTER=starter)
     assert wait_for_end(job) == "COMPLETED", output_of(project, job)

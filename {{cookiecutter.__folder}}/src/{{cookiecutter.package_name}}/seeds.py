@@ -114,9 +114,7 @@ def refuse_other_settings(folder: Path, numbers: list[int], config: Config) -> N
         if file.parent.name in asked:
             # It trains on with these settings, or says why it cannot.
             continue
-        changes = changed_settings(to_dict(config), settings_of(file.parent))
-        names = [change.name for change in changes if changes_results(change, strategy) and change.name != "train.seed"]
-        if names:
+        if names := names_that_differ(to_dict(config), settings_of(file.parent), strategy):
             fix = "choose another --train.run_dir, the same settings, or remove it"
             differs = f"{file.parent}, which would be in the same table, was trained with another {', '.join(names)}"
             raise UsageError(f"{differs}: {fix}")
@@ -126,9 +124,13 @@ def is_trained(run: Path, config: Config) -> bool:
     """Tell whether a run has been trained to its end with these settings; with others, the training says what to do."""
     if not (run / "summary.json").exists() or not (run / "config.yaml").exists():
         return False
-    changes = changed_settings(settings_of(run), to_dict(config))
-    strategy = config.distributed.strategy
-    return not any(changes_results(change, strategy) for change in changes if change.name != "train.seed")
+    return not names_that_differ(settings_of(run), to_dict(config), config.distributed.strategy)
+
+
+def names_that_differ(old: Settings, new: Settings, strategy: str) -> list[str]:
+    """Return the settings of ``new``, but for the seed, that let another training learn something else than ``old``."""
+    changes = changed_settings(old, new)
+    return [change.name for change in changes if change.name != "train.seed" and changes_results(change, strategy)]
 
 
 def settings_of(run: Path) -> Settings:
@@ -148,9 +150,7 @@ def spread(folder: Path) -> list[Spread]:
         raise UsageError(f"{folder} holds no finished run of a seed: name some, such as 0-4", 1)
     first, *others = map(settings_of, runs)
     strategy = str(first.get("distributed", {}).get("strategy"))
-    changes = [change for other in others for change in changed_settings(other, first)]
-    names = {change.name for change in changes if changes_results(change, strategy)}
-    if names := names - {"train.seed"}:
+    if names := {name for other in others for name in names_that_differ(other, first, strategy)}:
         differ = f"the runs in {folder} differ in {', '.join(sorted(names))}, not in their seeds alone"
         raise UsageError(f"{differ}: remove those that do not belong there")
     numbers = [dict(numbers_of(json.loads((run / "summary.json").read_text()))) for run in runs]

@@ -61,9 +61,9 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     options = [f"--nodes={size.nnodes[0]}", f"--ntasks-per-node={size.nproc_per_node}"]
     if hardware.RESERVED:
         options.append(f"--{hardware.RESERVED}-per-node={size.nproc_per_node}")
-    if shared:
+    if shared and (asked := _asked("signal")):
         # To the job's script, which passes it on: between two trials no step is there to get it.
-        options += [f"--signal=B:{asked.removeprefix('B:')}" for asked in _asked("signal")]
+        options.append(f"--signal=B:{asked.removeprefix('B:')}")
     seeds = os.environ.get("SEEDS") or ""
     if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
         raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
@@ -78,23 +78,23 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     array = f"1-{number_in_environment('JOBS', 'a number of jobs') or 1}" if shared else seeds
     if array:
         options.append(f"--array={array}")
-        options += [f"--output={name.replace('%j', '%A_%a')}" for name in _asked("output")]
+        if asked := _asked("output"):
+            options.append(f"--output={asked.replace('%j', '%A_%a')}")
     return [*variables, "sbatch", "--parsable", *options, "scripts/train.sbatch", *settings]
 
 
-def _asked(option: str) -> list[str]:
-    """Return what sbatch's variable, or else scripts/train.sbatch, says for an option of sbatch; nothing if neither does."""
-    variable = os.environ.get(f"SBATCH_{option.upper().replace('-', '_')}")
-    if variable:
-        return [variable]
+def _asked(option: str) -> str:
+    """Return what sbatch's variable, or else scripts/train.sbatch, says for an option of sbatch; "" if neither does."""
+    if variable := os.environ.get(f"SBATCH_{option.upper().replace('-', '_')}"):
+        return variable
     script = (project_folder() / "scripts/train.sbatch").read_text(encoding="utf-8")
     lines = re.findall(r"^#SBATCH\s+(.+)", script, re.MULTILINE)
     options = ArgumentParser(add_help=False, allow_abbrev=False)
     for names in (("--output", "-o"), ("--job-name", "-J"), ("--signal",)):
         options.add_argument(*names, dest=names[0], default="")
     found, _ = options.parse_known_args([word for line in lines for word in shlex.split(line, comments=True)])
-    written = getattr(found, f"--{option}")
-    return [written] if written else []
+    written: str = getattr(found, f"--{option}")
+    return written
 
 
 def _step() -> Path:
@@ -118,18 +118,18 @@ def trial() -> list[str] | None:
 def start(command: list[str], run_dir: Path) -> int:
     """Submit the job and say how to follow it; return the exit code."""
     options = dict(word.partition("=")[::2] for word in command)
-    output = options.get("--output") or "".join(_asked("output")) or "slurm-%j.out"
-    if "%" not in (folder := os.path.dirname(output)):
+    output = options.get("--output") or _asked("output") or "slurm-%j.out"
+    if "%" not in str(folder := Path(output).parent):
         # Without it, Slurm would end the job at once, and nobody would know why.
-        os.makedirs(folder or ".", exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return done.returncode
     job = done.stdout.strip().partition(";")[0]
     written = run_dir if "sweep" in command or "seeds" in command else options.get("RUN_DIR", f"runs/{job}")
-    first, name = re.match(r"\d*", options.get("--array", "")), "".join(_asked("job-name"))
     # Of an array, the first job.
-    known = {"j": job, "A": job, "a": first[0] if first else "*", "x": name or "train.sbatch"}
+    first = re.split(r"\D", options.get("--array", ""))[0]
+    known = {"j": job, "A": job, "a": first or "*", "x": _asked("job-name") or "train.sbatch"}
     output = re.sub(r"%\d*([a-zA-Z])", lambda part: known.get(part[1], "*"), output)
     print(f"job {job} is submitted; it writes {written}")
     print(f"follow it with  tail -F {output}  and  squeue --job {job}, end it with  scancel {job}")
