@@ -180,7 +180,7 @@ def worker_on(node: str) -> int | None:
     """Return a process that trains on ``node``, not one that only starts others."""
     for pid, line in cluster.commands(node).items():
         words = line.split()
-        if "train" in words and "python" in words[0] and "torchrun" not in " ".join(words[:3]):
+        if "train" in words and "python" in words[0] and "torch.distributed.run" not in words:
             return pid
     return None
 

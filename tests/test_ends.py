@@ -233,7 +233,7 @@ def test_ctrl_c_while_the_launcher_begins_is_told(install: Installer, tmp_path: 
 
     def starts_torchrun() -> bool:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return any("torchrun" in cluster.command_line(int(pid)) for pid in children)
+        return any("torch.distributed.run" in cluster.command_line(int(pid)) for pid in children)
 
     with killed_at_last(process, run):
         wait_for(starts_torchrun, "the launcher to begin")

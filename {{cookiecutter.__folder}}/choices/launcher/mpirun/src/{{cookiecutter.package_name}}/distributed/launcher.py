@@ -61,7 +61,7 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     # Others hand on the whole environment.
     if open_mpi:
         options += [word for name in exported for word in ("-x", name)]
-    mpirun = ["mpirun", *options, *starter.options(nproc)]
+    mpirun = ["mpirun", *options, *starter.options(nproc, nnodes)]
     return [*variables, *mpirun, "python3", "-m", PACKAGE, "train", *settings]
 
 

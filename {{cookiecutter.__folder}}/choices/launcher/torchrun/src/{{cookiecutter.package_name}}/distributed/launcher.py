@@ -70,7 +70,9 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
             f"--rdzv-id={os.environ.get('RDZV_ID', PACKAGE)}",
             f"--rdzv-conf={os.environ.get('RDZV_CONF', '')}",
         ]
-    torchrun = ["torchrun", *rendezvous, f"--max-restarts={restarts}", f"--nproc-per-node={size.nproc_per_node}"]
+    # The torchrun of the PATH may be that of another environment, in which this package is not: of one below this one, say.
+    torchrun = ["python3", "-m", "torch.distributed.run"]
+    torchrun += [*rendezvous, f"--max-restarts={restarts}", f"--nproc-per-node={size.nproc_per_node}"]
     return [*variables, *torchrun, "-m", PACKAGE, "train", *settings]
 
 

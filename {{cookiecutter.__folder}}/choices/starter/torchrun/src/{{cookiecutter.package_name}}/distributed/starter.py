@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 
-from ..checks import Check, command_check, local_port_check
+from ..checks import Check, local_port_check
 from ..config import PACKAGE, DistributedConfig, Ranks
 
 DIES_WITH_PARENT = True  # a process asks the kernel for that
@@ -31,5 +31,4 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
 
 def checks() -> Iterator[Check]:
     """Yield what this machine needs to start processes."""
-    yield command_check("launcher", "torchrun", "activate the environment that holds torch")
     yield from local_port_check()

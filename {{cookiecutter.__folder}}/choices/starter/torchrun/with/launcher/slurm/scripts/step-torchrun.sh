@@ -6,5 +6,5 @@
 exec srun ${SRUN_OPTIONS:-} --kill-on-bad-exit=0 --wait=120 \
   --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
   bash -c 'trap "" USR1; exec "$@"' bash \
-  torchrun --nnodes="$SLURM_NNODES" --nproc-per-node="$SLURM_NTASKS_PER_NODE" \
+  python3 -m torch.distributed.run --nnodes="$SLURM_NNODES" --nproc-per-node="$SLURM_NTASKS_PER_NODE" \
   --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$SLURM_JOB_ID" "$@"
