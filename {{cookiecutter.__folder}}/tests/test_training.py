@@ -648,6 +648,7 @@ def test_the_learning_rate_grows_with_the_world_as_asked(
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
     assert f"lr 0.1 x {factor:g} = {0.1 * factor:g} (lr_scaling {scaling})" in caplog.text
     assert "in no group" not in caplog.text
+    assert "fused" not in caplog.text
 
 
 def test_an_optimizer_of_ones_own_says_what_it_leaves_out(
@@ -657,10 +658,12 @@ def test_an_optimizer_of_ones_own_says_what_it_leaves_out(
         return torch.optim.AdamW([model.weight], settings.optim.lr)
 
     monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
+    caplog.set_level("INFO", logger="small")
     logging.getLogger("small").addHandler(caplog.handler)
     optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
     assert "2 parameters are in no group of the optimizer" in caplog.text
     assert "optim.name" not in caplog.text
+    assert ("optimizer: AdamW(..., fused=True)" in caplog.text) == backend.FUSED_OPTIMIZER
     asked = config.Config(optim=config.OptimConfig(name="sgd"))
     optimization.create_optimizer(nn.Linear(3, 2), asked, world_size=1)
     assert "optim.name sgd counts for nothing: create_optimizer in task/objective.py has AdamW" in caplog.text

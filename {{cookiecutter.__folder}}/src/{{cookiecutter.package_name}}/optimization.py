@@ -29,6 +29,8 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     asked, created = config.optim.name, type(optimizer).__name__
     if asked != OptimConfig.name and asked not in created.lower():
         logger.warning("optim.name %s counts for nothing: create_optimizer in task/objective.py has %s", asked, created)
+    if backend.FUSED_OPTIMIZER and optimizer.defaults.get("fused", False) is None:
+        logger.info("optimizer: %s(..., fused=True) in task/objective.py would update the weights faster", created)
     several = len(optimizer.param_groups) > 1
     learning = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     others = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in learning]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from ..config import Config
+from ..distributed import backend
 from .data import Batch
 from .settings import TaskConfig
 
@@ -28,7 +29,8 @@ def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     # The rate of the first group is the one that metrics.jsonl has.
     rates = {"generator": config.optim.lr, "discriminator": config.task.discriminator_lr}
     groups = [{"name": name, "params": model.get_submodule(name).parameters(), "lr": lr} for name, lr in rates.items()]
-    return torch.optim.AdamW(groups, betas=(0.0, config.task.beta2), weight_decay=config.optim.weight_decay)
+    betas, fused = (0.0, config.task.beta2), backend.FUSED_OPTIMIZER
+    return torch.optim.AdamW(groups, betas=betas, weight_decay=config.optim.weight_decay, fused=fused)
 
 
 def losses(model: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from ignite.metrics import Loss, Metric, MetricsLambda
 from torch import Tensor, nn
 
 from ..config import Config
+from ..distributed import backend
 from .data import Batch
 
 # Which metric chooses the best checkpoint, or "loss"; and whether more of it is better.
@@ -47,4 +48,4 @@ def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     ]
     if config.optim.name == "sgd":
         return torch.optim.SGD(groups, config.optim.lr, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(groups, config.optim.lr, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, config.optim.lr, betas=(0.9, 0.95), fused=backend.FUSED_OPTIMIZER)
