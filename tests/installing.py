@@ -207,8 +207,9 @@ def _environment(target: Target, project: Path, venv: Path, constraints: Path | 
         # Stands for the editable installation, which an environment can have of one project only.
         "PYTHONPATH": str(project / "src"),
         "WHEELS": str(CACHE / "wheels"),
-        # The types of torch take a minute, and are the same for every project with these packages.
-        "MYPY_CACHE_DIR": str(venv / "mypy"),
+        # The types of torch take a minute, and are the same for every project with these packages. Two at a time could
+        # read what the other one has half written.
+        "MYPY_CACHE_DIR": str(venv / f"mypy-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"),
     }
     if target.backend != "xla-tpu":
         if constraints:

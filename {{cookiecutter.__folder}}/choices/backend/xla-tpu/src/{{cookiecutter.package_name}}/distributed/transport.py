@@ -9,5 +9,6 @@ FIX = "install the same version of both: python3 -m pip install -e ."
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"xla-tpu": ("none",)}
 STRATEGIES = ("ddp",)
+RENDEZVOUS = False  # torch_xla connects the processes that it starts
 LEAVES_TOGETHER = False  # whether the end of a process waits for that of all others
 BUCKETS = False  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
