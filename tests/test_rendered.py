@@ -31,7 +31,12 @@ NL = "\n"
 # The Python of these tests comes first: it has what a dry run imports.
 COMMANDS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # The word that starts a training, where it is not the launcher's own name.
-STARTS = {"spawn": "python3", "slurm": "sbatch", "kubernetes": "scripts/manifest.py"}
+STARTS = {
+    "torchrun": "torch.distributed.run",
+    "spawn": "python3",
+    "slurm": "sbatch",
+    "kubernetes": "scripts/manifest.py",
+}
 Condition = Callable[[dict[str, Any]], bool]
 # Developed in a clone, changed or not, and tested as a copy.
 KEEPS_ITS_VERSION = has_a_version(ROOT)
