@@ -180,7 +180,9 @@ def worker_on(node: str) -> int | None:
     """Return a process that trains on ``node``, not one that only starts others."""
     for pid, line in cluster.commands(node).items():
         words = line.split()
-        if "train" in words and "python" in words[0] and "torch.distributed.run" not in words:
+        # The program of a manifest, or the module of the other launchers.
+        starts_others = "torchrun" in " ".join(words[:2]) or "torch.distributed.run" in words
+        if "train" in words and "python" in words[0] and not starts_others:
             return pid
     return None
 

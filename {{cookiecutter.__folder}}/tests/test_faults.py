@@ -276,6 +276,7 @@ def test_a_loss_whose_gradients_never_are_numbers_does_not_end_well_in_fp16(
             NotImplementedError("Could not run 'aten::norm' with arguments from the 'SparseCPU' backend."),
             "has sparse gradients",
         ),
+        (RuntimeError("`_fused_sgd` does not support sparse gradients"), "has sparse gradients"),
         (
             NotImplementedError("Could not run 'aten::norm' with arguments from the 'SparseCsrCPU' backend."),
             "failed at step 1:",

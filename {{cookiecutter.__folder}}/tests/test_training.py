@@ -663,7 +663,7 @@ def test_an_optimizer_of_ones_own_says_what_it_leaves_out(
     optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
     assert "2 parameters are in no group of the optimizer" in caplog.text
     assert "optim.name" not in caplog.text
-    assert ("optimizer: AdamW(..., fused=True)" in caplog.text) == backend.FUSED_OPTIMIZER
+    assert ("optimizer: AdamW(..., fused=backend.FUSED_OPTIMIZER)" in caplog.text) == backend.FUSED_OPTIMIZER
     asked = config.Config(optim=config.OptimConfig(name="sgd"))
     optimization.create_optimizer(nn.Linear(3, 2), asked, world_size=1)
     assert "optim.name sgd counts for nothing: create_optimizer in task/objective.py has AdamW" in caplog.text
@@ -719,6 +719,20 @@ def test_the_score_of_a_run_stays_the_same(alone: Run, tmp_path: Path, monkeypat
     # Another run may begin from it, and finds a best one of its own.
     begun = train(tmp_path / "other", 1, *more, "--train.resume", str(alone.checkpoint()))
     assert (begun.path / begun.summary["best"]["checkpoint"]).exists()
+
+
+def test_fused_updates_resume_with_their_count_of_steps_on_the_device() -> None:
+    # A device that computes nothing.
+    weight = nn.Parameter(torch.empty(2, device="meta"))
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.state[weight] = {"step": torch.tensor(3.0)}
+    optimization.lay_out_like_weights(optimizer)
+    assert optimizer.state[weight]["step"].device.type == "cpu"
+    # One that shares its state out has another inside, which updates.
+    optimizer.param_groups[0]["fused"] = True
+    outside: Any = SimpleNamespace(param_groups=[], optim=optimizer)
+    optimization.lay_out_like_weights(outside)
+    assert optimizer.state[weight]["step"].device.type == "meta"
 
 
 def test_an_average_of_weights_cannot_begin_in_the_middle(alone: Run, tmp_path: Path) -> None:

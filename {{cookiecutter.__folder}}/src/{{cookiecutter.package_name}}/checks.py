@@ -103,13 +103,13 @@ def refuse_foreign_launchers(launcher: str) -> None:
 
 
 def number_in_environment(name: str, meaning: str) -> int | None:
-    """Return a number from the environment, or None if it is not set.
+    """Return a number from the environment, or None if it is not set, or empty.
 
     Raises:
         UsageError: if it is not a number.
     """
     text = os.environ.get(name)
-    if text is None:
+    if not text:
         return None
     if not re.fullmatch(r"[1-9]\d*", text):
         raise UsageError(f"{name} is {meaning}, such as 2, not {text}")

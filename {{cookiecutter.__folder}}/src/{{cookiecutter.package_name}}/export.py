@@ -67,7 +67,7 @@ def export(config: Config, checkpoint: str, path: Path) -> int:
         expected = model(*inputs, **options)
     difference = relative_difference(tensors(answer), tensors(expected))
     print(json.dumps({"checkpoint": checkpoint, "folder": str(path), "difference": difference}))
-    if difference > TOLERANCE:
+    if not difference <= TOLERANCE:
         raise UsageError(f"{program} answers otherwise than the model, by {difference:g}: use {path}/weights.pt", 1)
     return 0
 

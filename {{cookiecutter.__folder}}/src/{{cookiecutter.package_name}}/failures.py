@@ -97,8 +97,8 @@ def explain(error: BaseException) -> str:
     if "Expected to have finished reduction" in text:
         fix = "let the loss use them, freeze them with requires_grad_(False), or set distributed.static_graph true"
         return f"has weights that took no part in the loss of the last step, which ddp cannot average: {fix}"
-    if re.search(r"'Sparse[A-Z]+' backend|cadd_sparse", text):
-        fix = "set sparse=False, or leave optim.clip_norm, distributed.compression and fsdp2 away"
+    if re.search(r"'Sparse[A-Z]+' backend|cadd_sparse|does not support sparse gradients", text):
+        fix = "set sparse=False, or return torch's SparseAdam from create_optimizer, without clipping, compression and fsdp2"
         return f"has sparse gradients, as nn.Embedding has with sparse=True, where torch takes dense ones only: {fix}"
     # What torch says of a loader process that has ended.
     if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):

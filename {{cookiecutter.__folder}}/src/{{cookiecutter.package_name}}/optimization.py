@@ -29,8 +29,10 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     asked, created = config.optim.name, type(optimizer).__name__
     if asked != OptimConfig.name and asked not in created.lower():
         logger.warning("optim.name %s counts for nothing: create_optimizer in task/objective.py has %s", asked, created)
-    if backend.FUSED_OPTIMIZER and optimizer.defaults.get("fused", False) is None:
-        logger.info("optimizer: %s(..., fused=True) in task/objective.py would update the weights faster", created)
+    # Torch has no fused SGD for weights that are shared out.
+    could_be_fused = backend.FUSED_OPTIMIZER and optimizer.defaults.get("fused", False) is None
+    if could_be_fused and not optimizer.defaults.get("foreach") and not collectives.is_shared_out(model):
+        logger.info("optimizer: %s(..., fused=backend.FUSED_OPTIMIZER) in task/objective.py would be faster", created)
     several = len(optimizer.param_groups) > 1
     learning = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     others = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in learning]
@@ -97,17 +99,24 @@ class GroupSettings:
 
 
 def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
-    """Give what an optimizer remembers of a weight the layout in memory that the weight has.
+    """Give what an optimizer remembers of a weight the layout in memory that the weight has, and its count of steps a place.
 
     That of a checkpoint may be another one, as ``train.channels_last`` chose then, and fused kernels go through memory number
-    by number.
+    by number. They want the count on the weight's device, where loading leaves it only if the optimizer was fused when the
+    checkpoint was written, and shares nothing out.
     """
     # One that shares its state out has another inside, and nothing for the weights of other ranks.
-    for each in (optimizer, getattr(optimizer, "optim", None)):
-        for weight, state in each.state.items() if each else ():
-            for name, value in (state or {}).items():
-                if torch.is_tensor(value) and value.shape == weight.shape and value.stride() != weight.stride():
-                    state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+    both = (optimizer, *([optimizer.optim] if hasattr(optimizer, "optim") else []))
+    fused = any(group.get("fused") for each in both for group in each.param_groups)
+    for each in both:
+        for group in each.param_groups:
+            for weight in group["params"]:
+                state = each.state.get(weight) or {}
+                for name, value in state.items():
+                    if torch.is_tensor(value) and value.shape == weight.shape and value.stride() != weight.stride():
+                        state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                if fused and torch.is_tensor(state.get("step")):
+                    state["step"] = state["step"].to(weight.device)
 
 
 def differ(one: Any, other: Any) -> bool:

@@ -104,7 +104,7 @@ def _step() -> Path:
         UsageError: if there is none for STARTER.
     """
     steps = {file.stem.removeprefix("step-"): file for file in sorted(project_folder().glob("scripts/step-*.sh"))}
-    wanted = os.environ.get("STARTER", "srun")
+    wanted = os.environ.get("STARTER") or "srun"
     if wanted not in steps:
         raise UsageError(f"there is no STARTER {wanted}: choose {' or '.join(steps)}")
     return steps[wanted]

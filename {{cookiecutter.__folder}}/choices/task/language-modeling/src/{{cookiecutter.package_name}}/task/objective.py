@@ -8,6 +8,7 @@ import torch
 from ignite.metrics import Loss, Metric, MetricsLambda
 from torch import Tensor, nn
 
+from .. import collectives
 from ..config import Config
 from ..distributed import backend
 from .data import Batch
@@ -47,5 +48,7 @@ def create_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
         {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
     ]
     if config.optim.name == "sgd":
-        return torch.optim.SGD(groups, config.optim.lr, momentum=0.9, nesterov=True)
+        # Torch has no such kernel for weights that are shared out.
+        fused = backend.FUSED_OPTIMIZER and not collectives.is_shared_out(model)
+        return torch.optim.SGD(groups, config.optim.lr, momentum=0.9, nesterov=True, fused=fused)
     return torch.optim.AdamW(groups, config.optim.lr, betas=(0.9, 0.95), fused=backend.FUSED_OPTIMIZER)
