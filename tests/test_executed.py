@@ -130,11 +130,12 @@ def test_the_target_trains_evaluates_and_resumes(
     if target.launcher in ON_NODES:
         request.getfixturevalue("slurm_cluster")
     project = install(target, tmp_path)
-    stand_in = target.hardware == "gpu" and not project.gpus()
+    gpus = project.gpus() if target.hardware == "gpu" else 0
+    stand_in = target.hardware == "gpu" and not gpus
     backend = "gloo" if stand_in and target.backend == "nccl" else target.backend
     trial = ["--distributed.device", "cpu"] if stand_in else []
     trial += ["--distributed.backend", backend] if backend != target.backend else []
-    processes = {"cpu": "2", "gpu": str(project.gpus() or 2), "tpu": "1"}[target.hardware]
+    processes = {"cpu": "2", "gpu": str(gpus or 2), "tpu": "1"}[target.hardware]
 
     # The same steps without ignite, without a process group, without a launcher; in TF32, a GPU would round more than they do.
     project.environment["NVIDIA_TF32_OVERRIDE"] = "0"
