@@ -1,6 +1,7 @@
 """What is measured: the same numbers on any number of processes, whatever the metric, and a model left as it was."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Run, call, launch, train
-from frame import NO_DATA, backend, binding, config, evaluation, objective, task_model
+from frame import NO_DATA, backend, binding, config, evaluation, export, objective, task_model
 from ignite.metrics import MeanAbsoluteError, MetricsLambda
 from ignite.metrics.regression.median_absolute_error import MedianAbsoluteError
 from torch import nn
@@ -62,6 +63,18 @@ def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run,
     model = task_model.create_model(config.Config().task, None).eval()
     model.load_state_dict(weights)
     assert json.loads(told) == pytest.approx(model(torch.ones(7, 3)).tolist(), rel=1e-5)
+
+
+def test_an_export_is_compared_with_the_model_in_every_number() -> None:
+    def difference(*pairs: tuple[list[float], list[float]]) -> float:
+        ours, theirs = ([torch.tensor(pair[side]) for pair in pairs] for side in (0, 1))
+        return export.relative_difference(ours, theirs)
+
+    assert difference() == difference(([], [])) == difference(([1.0, -math.inf], [1.0, -math.inf])) == 0.0
+    assert difference(([1.0], [1.0]), ([3.0, -math.inf], [4.0, -math.inf]), ([5.0], [5.0])) == 0.25
+    assert difference(([math.inf], [0.0])) == math.inf
+    for other in (1.0, math.nan):
+        assert math.isnan(difference(([1.0], [1.0]), ([math.nan], [other]), ([5.0], [5.0])))
 
 
 def test_a_model_that_cannot_be_traced_leaves_its_weights(

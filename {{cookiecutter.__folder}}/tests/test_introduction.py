@@ -54,6 +54,16 @@ def test_what_the_task_requires_is_looked_at_where_it_trains() -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [["shards"], ["scaling", "--simulate"], ["evaluate", "--checkpoint", __file__, "--config", "configs/default.yaml"]],
+    ids=lambda command: command[0],
+)
+def test_what_the_task_requires_is_looked_at_by_every_command_that_reads_the_data(command: list[str]) -> None:
+    answer = call(*command, "--task.requires", "nowhere", "--distributed.nproc_per_node", "1")
+    assert (answer.code, answer.errors) == (1, "error: module nowhere: choose another task.requires\n")
+
+
+@pytest.mark.parametrize(
     "loss",
     [
         lambda outputs, targets: outputs[2] * cross_entropy(outputs[0] @ outputs[1].T, torch.arange(len(outputs[0]))),

@@ -15,10 +15,11 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from . import distributed, early_signals, storage
+from .checks import require
 from .command_line import add_settings, parse
 from .distributed import hardware, starter
 from .errors import UsageError
-from .launch import launch
+from .launch import launch, task_checks
 
 COMMANDS = {
     "train": "Train in this process, or in those that the launcher starts.",
@@ -35,6 +36,8 @@ COMMANDS = {
 # That of a program which Ctrl-C has ended, as shells give it.
 EXIT_INTERRUPTED = 130
 FROM_CHECKPOINT = ("evaluate", "predict", "export")
+# They read the data in this process; those that several processes run look there at what these require.
+READS_DATA = ("predict", "export", "shards")
 # They start trainings, one after another.
 OF_MANY = ("sweep", "seeds")
 USAGE = f"usage: python3 -m {__package__} COMMAND [--help]\n\ncommands:\n"
@@ -133,6 +136,8 @@ def run_command(command: str, arguments: list[str]) -> int:
 
             preflight(config)
         return distributed.run(training, config)
+    if command in READS_DATA or options.get("simulate"):
+        require(task_checks(config))
     with importing():
         from . import connectivity, doctor, evaluation, export, scaling, seeds, shards
 

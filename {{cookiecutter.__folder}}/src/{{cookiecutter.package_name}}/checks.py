@@ -83,8 +83,9 @@ def port_check(port: str) -> Check:
 
 def local_port_check() -> Iterator[Check]:
     """Yield whether MASTER_PORT is free, if it is set and this machine is where the processes meet."""
-    if "MASTER_PORT" in os.environ and os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
-        yield port_check(os.environ["MASTER_PORT"])
+    port, master = os.environ.get("MASTER_PORT"), os.environ.get("MASTER_ADDR") or "localhost"
+    if port and master in ("localhost", "127.0.0.1"):
+        yield port_check(port)
 
 
 def refuse_foreign_launchers(launcher: str) -> None:

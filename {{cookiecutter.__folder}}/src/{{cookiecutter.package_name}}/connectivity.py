@@ -39,7 +39,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
     """
     limit_s = min(LIMIT_S, timeout_s)
     host, address = platform.node(), own_address()
-    master, text = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "29500")
+    master, text = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT") or "29500"
     if not (text.isdecimal() and 0 < int(text) < 2**16):
         raise UsageError(f"MASTER_PORT is the number of a port, such as 29500, not {text}")
     port = int(text)

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -138,11 +137,14 @@ def free_sizes(part: Any, free: Any) -> dict[int, Any] | None:
 
 
 def relative_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
-    """Return the largest difference, as a part of the largest of their values."""
-
-    def differences() -> Iterator[float]:
-        for one, other in zip(ours, theirs, strict=True):
+    """Return the largest difference, as a part of the largest finite number of its tensor; NaN where there is one."""
+    largest = [torch.tensor(0.0, dtype=torch.double)]
+    for one, other in zip(ours, theirs, strict=True):
+        if other.numel():
             one, other = one.detach().double(), other.detach().double()
-            yield float((one - other).abs().max()) / max(float(other.abs().max()), 1e-12)
-
-    return max(differences(), default=0.0)
+            # The difference of two infinite numbers, as of what a mask has left out, would be NaN.
+            difference = torch.where(one == other, 0.0, (one - other).abs())
+            scale = torch.where(other.isfinite(), other.abs(), 0.0).max()
+            largest.append(difference.max() / scale.clamp(min=1e-12))
+    # Python's max passes by NaN.
+    return float(torch.stack(largest).max())

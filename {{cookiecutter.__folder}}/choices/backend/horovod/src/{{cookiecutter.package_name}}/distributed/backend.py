@@ -102,8 +102,8 @@ watch = Watch()
 def _rendezvous(ranks: Ranks) -> None:
     """Tell Horovod the ranks, and let rank 0 serve the rendezvous of all at MASTER_ADDR and MASTER_PORT."""
     nodes = ranks.world_size // ranks.local_world_size
-    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
-    if nodes > 1 and "MASTER_ADDR" not in os.environ:
+    address, port = os.environ.get("MASTER_ADDR") or "127.0.0.1", int(os.environ.get("MASTER_PORT") or "29500")
+    if nodes > 1 and not os.environ.get("MASTER_ADDR"):
         raise UsageError("set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there", 1)
     told = {"RANK": ranks.rank, "SIZE": ranks.world_size, "LOCAL_RANK": ranks.local_rank}
     told |= {"LOCAL_SIZE": ranks.local_world_size, "CROSS_RANK": ranks.rank // ranks.local_world_size}

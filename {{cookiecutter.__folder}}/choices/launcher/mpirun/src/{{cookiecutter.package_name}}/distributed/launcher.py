@@ -55,8 +55,8 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
         exported += sorted(name for name in os.environ if name.startswith(transport.EXPORTED))
     variables = []
     if transport.RENDEZVOUS:
-        variables.append(f"MASTER_ADDR={os.environ.get('MASTER_ADDR', address)}")
-        variables.append(f"MASTER_PORT={os.environ.get('MASTER_PORT', port or free_port())}")
+        variables.append(f"MASTER_ADDR={os.environ.get('MASTER_ADDR') or address}")
+        variables.append(f"MASTER_PORT={os.environ.get('MASTER_PORT') or port or free_port()}")
         exported += ["MASTER_ADDR", "MASTER_PORT"]
     # Others hand on the whole environment.
     if open_mpi:

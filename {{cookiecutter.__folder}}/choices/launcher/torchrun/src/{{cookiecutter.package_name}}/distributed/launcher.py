@@ -35,7 +35,7 @@ def size(nproc_per_node: int | None) -> Size:
     Raises:
         UsageError: if NNODES is not a number, or two of them.
     """
-    nnodes = os.environ.get("NNODES", "1")
+    nnodes = os.environ.get("NNODES") or "1"
     numbers = re.fullmatch(r"([1-9]\d*)(?::(\d+))?", nnodes)
     counts = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1) if numbers else range(0)
     if not counts:
@@ -51,10 +51,8 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     """
     variables = []
     fewest, most = size.nnodes[0], size.nnodes[-1]
-    restarts, port = os.environ.get("MAX_RESTARTS", "3"), os.environ.get("MASTER_PORT")
-    if most == 1:
-        restarts = os.environ.get("MAX_RESTARTS", "0")
-    else:
+    restarts, port = os.environ.get("MAX_RESTARTS") or ("0" if most == 1 else "3"), os.environ.get("MASTER_PORT")
+    if most > 1:
         # A store that every node connects to anew survives the loss of one of them.
         variables.append("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     if most == 1 and not port:
@@ -67,7 +65,7 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
             f"--nnodes={fewest if fewest == most else f'{fewest}:{most}'}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={master}:{port or 29500}",
-            f"--rdzv-id={os.environ.get('RDZV_ID', PACKAGE)}",
+            f"--rdzv-id={os.environ.get('RDZV_ID') or PACKAGE}",
             f"--rdzv-conf={os.environ.get('RDZV_CONF', '')}",
         ]
     # The torchrun of the PATH may be that of another environment, in which this package is not: of one below this one, say.
