@@ -253,6 +253,23 @@ def test_a_manifest_that_somebody_has_edited_is_filled_in_as_it_stands(
     plain = apply("--optim.lr", "0.1")
     assert "memory: 4.5Gi" in plain and "cpu: '6'" in plain
     assert " -n team " in plain and plain.index("--train.run_dir") < plain.index("--optim.lr")
+    # A separator behind the last document is no other one.
+    mine.write_text(f"{mine.read_text()}---\n")
+    assert apply("--optim.lr", "0.1") == plain
+    multiply = "import manifest; print(manifest.multiply('25', 11, 5), manifest.multiply('1', 3, 2))"
+    done = run(sys.executable, "-c", multiply, cwd=project.path / "scripts")
+    assert done.stdout == "55 2\n", done.stderr
+    for part in ("spec", "metadata"):
+        mine.write_text(yaml.safe_dump({name: value for name, value in job.items() if name != part}))
+        done = run(sys.executable, "scripts/manifest.py", str(mine), cwd=project.path)
+        assert (done.returncode, done.stderr.count("\n"), f"has no {part}" in done.stderr) == (2, 1, True), (
+            done.stderr
+        )
+    mine.write_text("kind: [")
+    done = run(sys.executable, "scripts/manifest.py", str(mine), cwd=project.path)
+    assert (done.returncode, done.stderr.count("\n"), "is no YAML" in done.stderr) == (2, 1, True), (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["--size"], ["scripts/typo.yaml", "--train.epochs", "3"]])

@@ -452,6 +452,12 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
     said = recorded.succeed("scripts/train.sh", "--dry-run", "--config", "configs/smoke.yaml")
     named = {"slurm": "RUN_DIR=runs/smoke ", "kubernetes": "--train.run_dir runs/smoke"}
     assert named.get(launcher, "--config configs/smoke.yaml") in said
+    hosts = {"horovodrun": {"HOSTS": "a:2,b:2"}, "mpirun": {"HOSTFILE": str(tmp_path / "hosts")}}.get(
+        launcher
+    )
+    if hosts:
+        refused = recorded.run("scripts/train.sh", "--dry-run", extra={"NNODES": "", **hosts})
+        assert (refused.returncode, "set NNODES" in refused.stderr) == (2, True), refused.stderr
     for size in sizes:
         calls.unlink(missing_ok=True)
         said = recorded.succeed("scripts/train.sh", "--dry-run", *settings, variables=size)

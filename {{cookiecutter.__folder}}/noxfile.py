@@ -54,8 +54,10 @@ def update(session: nox.Session) -> None:
     checkout = ["--checkout", answers.pop("checkout")] if "checkout" in answers else []
     if not Path(".cruft.json").is_file():
         session.error("There is no .cruft.json, which names the template: docs/updating.md says how to get one")
-    if git("ls-files", ".cruft.json") != [".cruft.json"]:
+    if git("rev-parse", "--is-inside-work-tree") != ["true"]:
         session.error("No git repository holds this project: git init && git add -A && git commit -m Rendered")
+    if git("ls-files", ".cruft.json") != [".cruft.json"]:
+        session.error("The repository does not hold .cruft.json: git add .cruft.json && git commit -m Link")
     if git("status", "--porcelain"):
         session.error("There are changes that are not committed: commit or stash them before an update adds its own")
     known = json.loads(Path(".cruft.json").read_text(encoding="utf-8"))["context"]["cookiecutter"]

@@ -120,6 +120,13 @@ def test_a_model_without_blocks_is_refused() -> None:
         acceleration.accelerate(convolutions(), replace(SETTINGS, activation_checkpointing=True))
 
 
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PATH", "CXX", "CC"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(errors.UsageError, match=r"requires one of the compilers g\+\+, .*: install it, or leave it"):
+        acceleration.accelerate(nn.Linear(1, 1), config.TrainConfig(compile=True))
+
+
 def test_products_are_rounded_as_asked() -> None:
     try:
         acceleration.accelerate(convolutions(), replace(SETTINGS, matmul_precision="medium"))

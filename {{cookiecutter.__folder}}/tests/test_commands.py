@@ -16,9 +16,25 @@ def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
     assert "left out of each epoch, different ones each time: 192" in answer.output
 
 
-def test_shards_of_no_world_are_refused() -> None:
-    answer = call("shards", "--world-size", "0")
-    assert (answer.code, answer.errors) == (2, "error: --world-size is a number of processes, such as 2, not 0\n")
+@pytest.mark.parametrize(
+    "command",
+    [["shards", "--world-size", "0"], ["scaling", "--simulate", "--world-size", "-1"], ["doctor", "--nnodes", "0"]],
+    ids=lambda command: command[0],
+)
+def test_a_world_of_nobody_is_refused(command: list[str]) -> None:
+    answer = call(*command)
+    assert (answer.code, answer.errors) == (2, f"error: {command[-2]} must be at least 1, not {command[-1]}\n")
+
+
+COMMANDS_WITH_FOLDER = [["scaling"], ["scaling", "--simulate", "--world-size", "2"], ["seeds", "0", "--here"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS_WITH_FOLDER, ids=" ".join)
+def test_a_file_in_the_place_of_the_run_directory_is_refused(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    answer = call(*command, "--train.run_dir", str(tmp_path / "file"))
+    told = f"{tmp_path / 'file'} cannot be a folder (File exists): choose another one"
+    assert (answer.code, told in answer.errors, answer.errors.count("\n")) == (1, True, 1), answer.errors
 
 
 def test_the_doctor_names_the_first_thing_to_do() -> None:

@@ -409,5 +409,5 @@ def test_a_best_checkpoint_that_is_lost_is_told_of(tmp_path: Path) -> None:
     best.write_bytes(best.read_bytes()[:-1])
     more = train(tmp_path / "run", 1, *worse, "--train.max_iterations", "3")
     assert re.search(r"best_\d.pt is damaged .*: the best one is lost", more.log)
-    found = more.summary["best"]["checkpoint"]
-    assert found is None or (more.path / found).exists()
+    # Worse ones are not the best.
+    assert more.summary["best"]["checkpoint"] is None

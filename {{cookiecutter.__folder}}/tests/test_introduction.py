@@ -55,8 +55,13 @@ def test_what_the_task_requires_is_looked_at_where_it_trains() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["shards"], ["scaling", "--simulate"], ["evaluate", "--checkpoint", __file__, "--config", "configs/default.yaml"]],
-    ids=lambda command: command[0],
+    [
+        ["shards"],
+        ["scaling", "--simulate"],
+        ["scaling", "--preset", "batch-crossover"],
+        ["evaluate", "--checkpoint", __file__, "--config", "configs/default.yaml"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
 )
 def test_what_the_task_requires_is_looked_at_by_every_command_that_reads_the_data(command: list[str]) -> None:
     answer = call(*command, "--task.requires", "nowhere", "--distributed.nproc_per_node", "1")

@@ -211,7 +211,7 @@ def test_a_trial_that_fails_is_told_of_and_costs_no_other(sweep: Sweep, tmp_path
     ("code", "tried", "sentence"),
     [(2, 1, "error: what is wrong\n"), (1, 3, "error: 3 trainings in a row did not begin: what is wrong\n")],
 )
-def test_what_no_trial_can_mend_ends_the_sweep(
+def test_what_no_trial_can_correct_ends_the_sweep(
     sweep: Sweep, code: int, tried: int, sentence: str, tmp_path: Path
 ) -> None:
     answer = sweep(plan={trial: {"exit": code} for trial in range(20)})
@@ -343,6 +343,7 @@ def test_a_table_of_other_numbers_of_processes_says_so(tmp_path: Path, plan_for:
     ("files", "code", "sentence"),
     [
         ({}, 1, "holds no finished run of a seed"),
+        ({"seed-0": "[", "seed-1": "lr: 2"}, 1, "config.yaml is damaged: restore it, or choose another"),
         ({"seed-0": "lr: 1", "seed-1": "lr: 2"}, 2, "differ in optim.lr, not in their seeds alone"),
     ],
 )
@@ -360,6 +361,7 @@ def test_a_table_of_no_seeds_is_refused(files: dict[str, str], code: int, senten
     [
         ("a-b", "a-b must be seeds, such as 0,1,2 or 0-4"),
         ("1,3-2", "3-2 holds no seed: write the smaller one first"),
+        ("0-999999999", "0-999999999 are more than 10000 seeds: name fewer"),
     ],
 )
 def test_what_is_no_seed_is_refused(tmp_path: Path, asked: str, sentence: str) -> None:

@@ -566,6 +566,13 @@ def test_a_finished_run_is_kept_unless_more_epochs_are_asked_for(
     assert "is finished, with other settings (optim.lr 0.003 -> 0.1): choose another" in refused.errors
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "none", *ONE)
     assert (refused.code, "holds a run already" in refused.errors) == (1, True), refused.errors
+    # Its checkpoints would be taken for those of the new run.
+    (first.path / "config.yaml").rename(tmp_path / "config.yaml")
+    shutil.copytree(first.path, tmp_path / "other")
+    for resume in ("none", str(next((tmp_path / "other/checkpoints").glob("last_*")))):
+        refused = call("train", "--train.run_dir", str(first.path), "--train.resume", resume, *ONE)
+        assert (refused.code, "holds a run already" in refused.errors) == (1, True), refused.errors
+    (tmp_path / "config.yaml").rename(first.path / "config.yaml")
     refused = call("train", "--train.run_dir", str(first.path), "--train.resume", "nowhere.pt", *ONE)
     assert (refused.code, "train.resume nowhere.pt is no checkpoint" in refused.errors) == (2, True), refused.errors
     settings = (first.path / "config.yaml").read_text()

@@ -127,6 +127,9 @@ def run_command(command: str, arguments: list[str]) -> int:
         # Its sockets warn of every address that has no name; errors are still said.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     config = distributed.resolve(config)
+    for name in ("world_size", "nnodes"):
+        if (number := options.get(name)) is not None and number < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {number}")
     if command == "train":
         early_signals.remember()
         with importing():
@@ -136,7 +139,7 @@ def run_command(command: str, arguments: list[str]) -> int:
 
             preflight(config)
         return distributed.run(training, config)
-    if command in READS_DATA or options.get("simulate"):
+    if command in READS_DATA or options.get("simulate") or options.get("preset"):
         require(task_checks(config))
     with importing():
         from . import connectivity, doctor, evaluation, export, scaling, seeds, shards
@@ -208,7 +211,7 @@ def with_settings_of_the_run(arguments: list[str]) -> list[str]:
     Raises:
         UsageError: if they are not beside the checkpoint, and none are given: others would measure something else.
     """
-    finder = argparse.ArgumentParser(add_help=False)
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--checkpoint", nargs="?")
     finder.add_argument("--config", nargs="?", const="")
     given, _ = finder.parse_known_args(arguments)

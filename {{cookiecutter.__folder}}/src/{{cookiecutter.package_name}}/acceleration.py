@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -14,6 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import TrainConfig
 from .errors import UsageError
+
+# What torch.compile lets write its kernels for the processor, and start those for a GPU.
+COMPILERS = ("g++", "clang++", "gcc", "clang")
 
 
 def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, calls_parts: bool = False) -> nn.Module:
@@ -34,6 +39,9 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
             contexts: Any = {} if settings.compile else {"context_fn": partial(_once_and_again, block)}
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
     if learns and settings.compile:
+        if not any(map(shutil.which, (os.environ.get("CXX") or "", os.environ.get("CC") or "", *COMPILERS))):
+            names = ", ".join(COMPILERS)
+            raise UsageError(f"train.compile requires one of the compilers {names}: install it, or leave it false", 1)
         for part in model.children() if calls_parts else (model,):
             part.compile()
     return model

@@ -28,7 +28,7 @@ from .task import data as task_data
 EVALUATION_BATCH_SIZE: int = getattr(task_data, "EVALUATION_BATCH_SIZE", 256)
 # How many places of an epoch's order are looked up at a time.
 BLOCK = 2**14
-# How long loader processes may go on with what they do when the training has ended.
+# How long loader processes may continue what they do when the training has ended.
 END_S = 1.0
 ROUNDS = 6
 

@@ -168,7 +168,7 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
 
 
 def put_later_ones_aside(run: RunDirectory, iteration: int) -> None:
-    """Give checkpoints of the run from after so many steps another name: it goes on without what they have learned."""
+    """Give checkpoints of the run from after so many steps another name: the run continues without what they have learned."""
     later = [
         file
         for kind in ("last", "best")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
-from .distributed import backend
+from .distributed import backend, transport
 from .errors import UsageError
 
 LIMIT_S = 60.0
@@ -51,7 +51,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
         raise UsageError(f"{host} cannot resolve MASTER_ADDR {master}: add it to /etc/hosts or to the DNS", 1) from None
     if address.startswith("127."):
         sentence = f"{host} resolves to {address} here, where other nodes cannot reach it"
-        raise UsageError(f"{sentence}: fix /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface they can reach", 1)
+        raise UsageError(f"{sentence}: fix /etc/hosts, or set {transport.INTERFACE} to the interface they can reach", 1)
 
     is_master = _is_mine(master_address)
     try:
@@ -76,7 +76,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
         server = socket.create_server((address, 0), backlog=nnodes)
     except OSError as error:
         sentence = f"{host} resolves to {address}, where this machine cannot listen ({error.strerror})"
-        raise UsageError(f"{sentence}: fix /etc/hosts or the DNS, or set GLOO_SOCKET_IFNAME", 1) from None
+        raise UsageError(f"{sentence}: fix /etc/hosts or the DNS, or set {transport.INTERFACE}", 1) from None
     with server:
         number = store.add("nodes", 1) - 1
         place = {"host": host, "address": address, "port": server.getsockname()[1]}
@@ -100,7 +100,7 @@ def meet(nnodes: int, timeout_s: float) -> int:
             _wait_for(store, nnodes, limit_s)
     failures = "; ".join(sentence for sentence in sentences if sentence)
     if failures:
-        fix = "let host names resolve to addresses that the others reach, set GLOO_SOCKET_IFNAME, or open the firewall"
+        fix = f"let host names resolve to addresses that the others reach, set {transport.INTERFACE}, or open the firewall"
         raise UsageError(f"{failures}: {fix}", 1)
     hosts = ", ".join(sorted(f"{node['host']} {node['address']}" for node in (place, *others)))
     print(f"every node reaches every other one: {hosts}")
@@ -166,19 +166,19 @@ def _receive(connection: socket.socket) -> float:
 
 
 def own_address() -> str:
-    """Return the address at which gloo lets other nodes reach this one: of GLOO_SOCKET_IFNAME, else of its host name.
+    """Return the address at which gloo lets other nodes reach this one: of ``transport.INTERFACE``, else of its host name.
 
     Raises:
         UsageError: if there is none.
     """
-    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+    if interface := os.environ.get(transport.INTERFACE):
         get_address = 0x8915  # SIOCGIFADDR of Linux
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface.encode()[:15]))
             except OSError:
                 names = ", ".join(name for _, name in socket.if_nameindex())
-                sentence = f"GLOO_SOCKET_IFNAME {interface} has no IPv4 address here: choose one of {names}"
+                sentence = f"{transport.INTERFACE} {interface} has no IPv4 address here: choose one of {names}"
                 raise UsageError(sentence, 1) from None
         return socket.inet_ntoa(answer[20:24])
     try:

@@ -193,9 +193,9 @@ def gather(pairs: Iterable[Pair]) -> list[Pair]:
 def needs_all_samples(part: Any) -> bool:
     """Tell whether a metric is right only where it sees the samples of all ranks.
 
-    One that keeps the samples themselves, in a list, is, as ignite gathers them only if each rank has the same number; a
-    list that is something else does no harm. So is one whose ``compute`` is somebody's own, without ignite's decorator
-    ``sync_all_reduce``: it would be that of one rank.
+    True for a metric that keeps samples in a list, which ignite gathers only if each rank has the same number of them (a list
+    of something else does no harm), and for one whose own ``compute`` lacks ignite's decorator ``sync_all_reduce``, without
+    which it would be that of one rank.
     """
     if isinstance(part, MetricsLambda):
         # Its list of arguments is no samples, but a metric among them may keep some.

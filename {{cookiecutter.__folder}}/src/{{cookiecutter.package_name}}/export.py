@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from . import storage
 from .batches import EvaluationBatches, closing, create_loader
 from .binding import bind, load_data
 from .checkpoints import load_checkpoint
@@ -37,7 +38,7 @@ def export(config: Config, checkpoint: str, path: Path) -> int:
     """
     model, data = load_model(config, checkpoint)
     inputs, options = first_inputs(model, data, config)
-    path.mkdir(parents=True, exist_ok=True)
+    storage.open_folder(path)
     torch.save(model.state_dict(), path / "weights.pt")
     shapes = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors((inputs, options))]
     about = {"checkpoint": checkpoint, "inputs": shapes, "task": asdict(config.task), "data": facts(data)}

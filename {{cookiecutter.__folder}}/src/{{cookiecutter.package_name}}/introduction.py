@@ -234,6 +234,6 @@ def loss_of_halves(answered: Any, objective: Objective) -> tuple[float, float]:
     try:
         # On the CPU: another device that is given what it does not expect may answer nothing any more.
         found = losses(apply_to_tensor(outputs, noisy), apply_to_tensor(targets, Tensor.cpu))
-    except Exception:  # noqa: BLE001 - a loss may want numbers of some range, or have some of its own on the device
+    except Exception:  # noqa: BLE001 - a loss may require numbers of some range, or have some of its own on the device
         found = (math.nan, math.nan)
     return found if all(map(math.isfinite, found)) else losses(outputs, targets)

@@ -51,6 +51,7 @@ def launch(arguments: list[str]) -> int:
     parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_settings(parser)
     asked, _ = parse(parser, settings)
+    config = distributed.resolve(asked)
     if here:
         command = distributed.local_command(size.nproc_per_node, ["train", *given])
     else:
@@ -63,7 +64,6 @@ def launch(arguments: list[str]) -> int:
         print(shlex.join(command))
         return 0
 
-    config = distributed.resolve(asked)
     require(setting_checks(config, size.world_sizes(), here=not elsewhere))
     if not starter.STARTS_IN_TRAIN and config.distributed.nproc_per_node != size.nproc_per_node:
         raise UsageError("choose the number of processes with NPROC_PER_NODE=..., so that the launcher knows it too")

@@ -17,7 +17,7 @@ class WeightAverage:
 
     Args:
         model: what learns, and what follows it, such as a moving average of its weights.
-        scaler: of the loss; all ranks go on with that of rank 0, which is saved.
+        scaler: of the loss; all ranks continue with that of rank 0, which is saved.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class WeightAverage:
                 state = self.optimizer.state[parameter]
                 for name, (shape, dtype, kind) in values.items():
                     if not isinstance(state.get(name), Tensor):
-                        # A count of steps is on the CPU, or on the device, as the optimizer wants it.
+                        # A count of steps is on the CPU, or on the device, as the optimizer requires.
                         device = kind if kind == "cpu" else parameter.device
                         alike = parameter if shape == parameter.shape else torch.empty(shape, device=device)
                         state[name] = torch.zeros_like(alike, dtype=dtype, device=device)

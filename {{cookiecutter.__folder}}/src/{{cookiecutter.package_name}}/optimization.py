@@ -102,7 +102,7 @@ def lay_out_like_weights(optimizer: torch.optim.Optimizer) -> None:
     """Give what an optimizer remembers of a weight the layout in memory that the weight has, and its count of steps a place.
 
     That of a checkpoint may be another one, as ``train.channels_last`` chose then, and fused kernels go through memory number
-    by number. They want the count on the weight's device, where loading leaves it only if the optimizer was fused when the
+    by number. They require the count on the weight's device, where loading leaves it only if the optimizer was fused when the
     checkpoint was written, and shares nothing out.
     """
     # One that shares its state out has another inside, and nothing for the weights of other ranks.

@@ -62,17 +62,19 @@ class RunDirectory:
         """Make the folder; return why it cannot be used, or nothing."""
         path, resume = self.path, self.config.train.resume
         try:
-            if resume == "none" and (path / "config.yaml").exists():
+            kept = any(storage.saved_checkpoints(self.checkpoints, kind) for kind in ("last", "best"))
+            if resume == "none" and (kept or (path / "config.yaml").exists()):
                 return f"{path} holds a run already: choose another train.run_dir, or --train.resume auto to resume it"
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock, lacking = storage.lock(path / storage.LOCK)
             if (path / "config.yaml").exists():
                 self.changes = self._compare((path / "config.yaml").read_text(errors="replace"))
                 self.is_started_again = all(change.name != "train.resume" for change in self.changes)
-                begins = not self.is_started_again and storage.is_checkpoint(Path(resume))
-                if begins and Path(resume).absolute().parent != self.checkpoints.absolute():
-                    return f"{path} holds a run already: choose another train.run_dir for one that begins from {resume}"
-            elif storage.saved_checkpoints(self.checkpoints, "last"):
+                kept = not self.is_started_again
+            is_of_another = Path(resume).absolute().parent != self.checkpoints.absolute()
+            if kept and is_of_another and storage.is_checkpoint(Path(resume)):
+                return f"{path} holds a run already: choose another train.run_dir for one that begins from {resume}"
+            if not (path / "config.yaml").exists() and storage.saved_checkpoints(self.checkpoints, "last"):
                 text = "is gone: it is written again with these settings, whether they have changed or not"
                 self.warnings.append(f"{path / 'config.yaml'} {text}")
         except UsageError as error:

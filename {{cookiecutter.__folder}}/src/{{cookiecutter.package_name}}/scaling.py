@@ -68,7 +68,7 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     cells = [(*world, batch) for batch in batches for world in worlds if batch % world[1] == 0]
     if not cells:
         raise UsageError("no batch is divisible by a number of processes: choose others with --batches or --processes")
-    folder.mkdir(parents=True, exist_ok=True)
+    storage.open_folder(folder)
     rows: list[Measured] = []
     abouts: dict[tuple[int, int], dict[str, Any]] = {}
     for nodes, number, batch in cells:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from rich.table import Table
 
 from . import storage, trials
@@ -19,6 +18,9 @@ from .config import EXIT_RESUMABLE, Config, to_dict
 from .errors import UsageError
 from .tables import print_table
 from .task import objective
+
+# Of one command: a range of all numbers that there are is a mistake.
+MOST_SEEDS = 10_000
 
 
 class Spread(NamedTuple):
@@ -51,7 +53,7 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
         refuse_other_settings(folder, numbers, config)
         if command is None:
             return trials.submit(config, ["seeds", *arguments])
-        folder.mkdir(parents=True, exist_ok=True)
+        storage.open_folder(folder)
         with trials.stop_signals() as signals:
             for seed in numbers:
                 run = folder / f"seed-{seed}"
@@ -100,6 +102,8 @@ def numbers_in(asked: str) -> list[int]:
     ends = [(int(low), int(high or low)) for low, _, high in (part.partition("-") for part in asked.split(","))]
     if backwards := [f"{low}-{high}" for low, high in ends if high < low]:
         raise UsageError(f"{backwards[0]} holds no seed: write the smaller one first")
+    if sum(high - low + 1 for low, high in ends) > MOST_SEEDS:
+        raise UsageError(f"{asked} are more than {MOST_SEEDS} seeds: name fewer")
     return sorted({seed for low, high in ends for seed in range(low, high + 1)})
 
 
@@ -134,9 +138,12 @@ def names_that_differ(old: Settings, new: Settings, strategy: str) -> list[str]:
 
 
 def settings_of(run: Path) -> Settings:
-    """Return the settings of a run."""
-    settings: Settings = yaml.safe_load((run / "config.yaml").read_text()) or {}
-    return settings
+    """Return the settings of a run.
+
+    Raises:
+        UsageError: if their file is damaged.
+    """
+    return storage.read_settings(run / "config.yaml")
 
 
 def spread(folder: Path) -> list[Spread]:

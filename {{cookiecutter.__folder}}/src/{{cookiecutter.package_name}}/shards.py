@@ -22,8 +22,6 @@ def shards(config: Config, world_size: int) -> int:
     Raises:
         UsageError: if the global batch is not divisible by the world size.
     """
-    if world_size < 1:
-        raise UsageError(f"--world-size is a number of processes, such as 2, not {world_size}")
     data = load_data(config.task)
     size = len(data.train)
     table = Table(title=f"{title_of(data)}: {size} samples, global batch {config.data.batch_size}", box=None)

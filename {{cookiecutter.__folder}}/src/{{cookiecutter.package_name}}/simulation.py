@@ -90,7 +90,7 @@ def simulate(config: Config, world_size: int) -> int:
         reason = f"the step needs the numbers of its tensors ({error.func}), which a simulation does not have"
         raise UsageError(f"{reason}: measure it on this machine, by scaling without --simulate", 1) from None
     folder = Path(config.train.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    storage.open_folder(folder)
     names = (*Needed._fields, "together")
     storage.write_table(folder / "simulated.csv", names, ((*row, row.together()) for row in rows))
     table = Table(box=None, pad_edge=False)

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from .errors import UsageError
 
 # The file of a run directory that is locked while a training writes there.
@@ -63,6 +65,18 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
+def open_folder(path: Path) -> None:
+    """Make a folder, with those above it, unless it is there.
+
+    Raises:
+        UsageError: if it is none, or cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be a folder ({error.strerror}): choose another one", 1) from None
+
+
 def make_folder(path: Path) -> None:
     """Make an empty folder, in the place of one that may be there.
 
@@ -74,6 +88,18 @@ def make_folder(path: Path) -> None:
         path.mkdir()
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return the settings in a file that a command has written.
+
+    Raises:
+        UsageError: if it is damaged.
+    """
+    try:
+        return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        raise UsageError(f"{file} is damaged: restore it, or choose another --train.run_dir", 1) from None
 
 
 def replace_folder(draft: Path, path: Path) -> None:

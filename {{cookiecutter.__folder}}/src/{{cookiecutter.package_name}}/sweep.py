@@ -111,7 +111,7 @@ class Sweep:
         files = [self.folder / name for name in ("settings.yaml", "ranges.yaml")]
         if not all(file.exists() for file in files):
             return
-        settings, old = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+        settings, old = map(storage.read_settings, files)
         strategy = config.distributed.strategy
         changed = changed_settings(settings, to_dict(config))
         changes = [change for change in changed if changes_results(change, strategy)]

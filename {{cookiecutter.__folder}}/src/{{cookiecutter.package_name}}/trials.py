@@ -88,7 +88,12 @@ def submit(config: Config, arguments: list[str]) -> int:
 
 
 def place_of(run: str) -> tuple[str, str]:
-    """Return what stands before scripts/train.sh, and what behind it, to choose the run directory."""
+    """Return what stands before scripts/train.sh, and what behind it, to choose the run directory.
+
+    The settings are in a file of this machine, which is read here, or when a job is queued.
+    """
+    if launcher.ELSEWHERE and not launcher.QUEUED:
+        return "", f" --here --train.run_dir {run}"
     return (f"RUN_DIR={run} ", "") if "RUN_DIR" in (launcher.ON_NODES or {}) else ("", f" --train.run_dir {run}")
 
 
@@ -138,7 +143,7 @@ def claim(run: Path) -> IO[str] | None:
 
     The kernel closes it, however this process ends.
     """
-    run.mkdir(parents=True, exist_ok=True)
+    storage.open_folder(run)
     try:
         return storage.lock(run / ".trial", limit_s=0)[0]
     except UsageError:

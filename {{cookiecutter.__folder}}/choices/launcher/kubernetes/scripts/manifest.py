@@ -8,7 +8,6 @@ IMAGE, NNODES and NPROC_PER_NODE change what the file says.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -46,19 +45,20 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
         container["image"] = image
     for amounts in resources.values():
         for name, amount in amounts.items():
-            amounts[name] = multiply(str(amount), size[1] / before)
+            amounts[name] = multiply(str(amount), size[1], before)
     # Of two of the same name, the later one counts.
     container["args"] += options
     return size
 
 
-def multiply(amount: str, factor: float) -> str:
-    """Return what more or fewer processes need than those that ``amount`` is for, such as 2, 1.5 or 4Gi."""
+def multiply(amount: str, processes: int, before: int) -> str:
+    """Return what so many processes need, where those before need ``amount``, such as 2, 1.5 or 4Gi."""
 
     def multiplied(number: re.Match[str]) -> str:
-        # Of whole cores and devices, there are only whole ones.
-        result = float(number[0]) * factor
-        return f"{result:g}" if "." in number[0] else str(math.ceil(result))
+        if "." in number[0]:
+            return f"{float(number[0]) * processes / before:g}"
+        # Of whole cores and devices, there are only whole ones: rounded up.
+        return str(-(-int(number[0]) * processes // before))
 
     return re.sub(r"^\d+(\.\d+)?", multiplied, amount)
 
@@ -93,13 +93,23 @@ def main() -> int:
     image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
     for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
         if text and not re.fullmatch(r"[1-9]\d*", text):
-            refuse(f"{name} is a number, such as 2, not {text}")
-    documents = list(yaml.safe_load_all(Path(file).read_text(encoding="utf-8")))
-    sizes = [adapt(document, options, image, nodes, processes) for document in documents]
+            refuse(f"{name} must be a number, such as 2, not {text}")
+    try:
+        # A separator behind the last document begins an empty one.
+        documents = [part for part in yaml.safe_load_all(Path(file).read_text(encoding="utf-8")) if part is not None]
+        sizes = [adapt(document, options, image, nodes, processes) for document in documents]
+        names = [(part["metadata"]["name"], part["metadata"].get("namespace", "")) for part in documents]
+    except yaml.YAMLError as error:
+        refuse(f"{file} is no YAML ({' '.join(str(error).split())}): correct it")
+    except KeyError as missing:
+        refuse(f"{file} has no {missing.args[0]}, which this command changes: write it as scripts/ had it")
+    except (AttributeError, IndexError, TypeError, ValueError) as error:
+        refuse(f"{file} is no manifest that this command can change ({error}): write it as scripts/ had it")
+    if mode and max(sizes, default=(0, 0)) == (0, 0):
+        refuse(f"{file} holds no TrainJob and no Job: choose scripts/trainjob.yaml or scripts/job.yaml")
     manifest = yaml.safe_dump_all(documents, sort_keys=False)
     if mode == "--apply":
-        about = documents[-1]["metadata"]
-        return apply(manifest, about["name"], about.get("namespace", ""))
+        return apply(manifest, *names[-1])
     print(*max(sizes)) if mode == "--size" else print(manifest, end="")
     return 0
 

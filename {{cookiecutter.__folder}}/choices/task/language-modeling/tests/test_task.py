@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,9 @@ def test_two_processes_learn_to_write(tmp_path: Path) -> None:
     ask = ("predict", "--checkpoint", str(run.path), "def ", "class ")
     answer = call(*ask, package=PACKAGE)
     texts = [json.loads(line)["text"] for line in answer.output.splitlines()]
-    assert [text.split(" ")[0] for text in texts] == ["def", "class"]
-    assert min(map(len, texts)) > 300
+    # What it writes looks like source code: lines of words that Python knows.
+    for beginning, text in zip(("def ", "class "), texts, strict=True):
+        written = text.removeprefix(beginning)
+        assert len(written) > 300 and written.isascii(), text
+        assert {"self", "if", "def", "return", "in", "the", "import"} & set(re.findall(r"\w+", written)), text
     assert call(*ask, package=PACKAGE) == answer

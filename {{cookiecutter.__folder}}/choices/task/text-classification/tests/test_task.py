@@ -112,7 +112,12 @@ def test_a_table_of_your_own_is_learned(tmp_path: Path) -> None:
     settings = ("--task.table", str(table), "--task.dropout", "0", "--optim.lr", "0.01")
     assert load(TaskConfig(table=str(table))).classes == ("False", "True")
     assert train(tmp_path / "run", 1, *settings, package=PACKAGE).summary["val_accuracy"] >= 0.95
-    for content, sentence in (("text,label\na\n", "give it two columns"), ("a,b\nc,d\n", "does not begin with")):
+    twice = "text,label\nwords,a\nother,b\nwords,b\n"
+    for content, sentence in (
+        ("text,label\na\n", "give it two columns"),
+        ("a,b\nc,d\n", "does not begin with"),
+        (twice, "has a text with two labels, a and b: keep one of 'words'"),
+    ):
         table.write_text(content)
         refused = call("train", "--train.run_dir", str(tmp_path / "other"), *settings, package=PACKAGE)
         assert (refused.code, sentence in refused.errors) == (2, True), refused.errors

@@ -61,7 +61,7 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
 class Watch:
     """Ends this process when it has waited too long for the others in an exchange.
 
-    Where the training of a rank hangs while its process lives, Horovod's own thread goes on answering for it, so that Horovod
+    Where the training of a rank hangs while its process lives, Horovod's own thread still answers for it, so that Horovod
     itself would wait for ever.
     """
 

@@ -19,6 +19,7 @@ COMPRESSIONS = {"mpi": ("none",)}
 STRATEGIES = ("ddp", "local-sgd", "zero1")
 BUCKETS = True  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = False  # MPI connects the processes that its launcher has started
+INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network interface that is used, or looked at by doctor, between nodes
 LEAVES_TOGETHER = True  # whether the end of a process waits for that of all others
 EXPORTED = ("GLOO_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = ()  # whose process group belongs to one device of each process

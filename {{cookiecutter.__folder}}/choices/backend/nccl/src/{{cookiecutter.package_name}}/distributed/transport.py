@@ -17,6 +17,7 @@ COMPRESSIONS = {"nccl": ("none", "fp16", "bf16", "powersgd"), "gloo": ("none", "
 STRATEGIES = ("ddp", "local-sgd", "zero1", "fsdp2")
 BUCKETS = True  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
+INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network interface that is used, or looked at by doctor, between nodes
 LEAVES_TOGETHER = False  # whether the end of a process waits for that of all others
 EXPORTED = ("GLOO_", "NCCL_", "UCX_")  # how variables begin that other nodes need too
 BOUND_TO_DEVICE: tuple[str, ...] = (NAME,)  # whose process group belongs to one device of each process

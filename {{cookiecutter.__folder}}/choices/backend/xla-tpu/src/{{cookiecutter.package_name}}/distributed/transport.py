@@ -10,5 +10,6 @@ FIX = "install the same version of both: python3 -m pip install -e ."
 COMPRESSIONS = {"xla-tpu": ("none",)}
 STRATEGIES = ("ddp",)
 RENDEZVOUS = False  # torch_xla connects the processes that it starts
+INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network interface that doctor looks at
 LEAVES_TOGETHER = False  # whether the end of a process waits for that of all others
 BUCKETS = False  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen

@@ -15,7 +15,7 @@ from ..checks import Check, number_of_nodes
 from ..config import PACKAGE, Ranks, Size
 from ..errors import UsageError
 from ..supervision import supervise
-from . import starter
+from . import starter, transport
 
 NAME = "horovodrun"
 ELSEWHERE = False  # the training runs where it is started
@@ -41,11 +41,16 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
         UsageError: if several nodes are asked for and not named.
     """
     nnodes, nproc = size.nnodes[0], size.nproc_per_node or 1
-    options = ["-np", str(nnodes * nproc), "--gloo"]
+    options, hosts = ["-np", str(nnodes * nproc), "--gloo"], os.environ.get("HOSTS") or ""
+    if not os.environ.get("NNODES") and "," in hosts:
+        raise UsageError(f"set NNODES={hosts.count(',') + 1} to train on all of HOSTS {hosts}, or unset HOSTS")
     if nnodes > 1:
-        if not os.environ.get("HOSTS"):
+        if not hosts:
             raise UsageError("set HOSTS to the hosts and their numbers of processes, such as a:2,b:2")
-        options += ["-H", os.environ["HOSTS"]]
+        options += ["-H", hosts]
+        # It would choose one itself, and tell the processes of that.
+        if interface := os.environ.get(transport.INTERFACE):
+            options += ["--network-interfaces", interface]
     return ["horovodrun", *options, "python3", "-m", PACKAGE, "train", *settings]
 
 

@@ -20,7 +20,7 @@ from . import starter
 NAME = "kubernetes"
 ELSEWHERE = True  # the training runs on other machines than this one
 QUEUED = False  # it does not wait in a queue, where its settings would have to be kept
-RESUME = "the same command"  # what resumes a stopped training
+RESUME = "kubectl delete of its job, and then the same command,"  # what resumes a stopped training
 # no single command starts the processes of many nodes, and waits for them
 ON_NODES: dict[str, str] | None = None
 

@@ -45,6 +45,8 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     nnodes, nproc = size.nnodes[0], size.nproc_per_node or 1
     options, exported, address, port = ["-n", str(nnodes * nproc)], ["OMP_NUM_THREADS"], "127.0.0.1", None
     open_mpi = starter.is_open_mpi()
+    if os.environ.get("HOSTFILE") and not os.environ.get("NNODES"):
+        raise UsageError("set NNODES to the number of nodes to train on, or unset HOSTFILE")
     if nnodes > 1:
         hosts = _hosts(os.environ.get("HOSTFILE", ""))
         address, port = hosts[0], 29500

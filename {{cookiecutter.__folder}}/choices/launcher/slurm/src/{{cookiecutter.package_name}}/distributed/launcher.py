@@ -65,7 +65,9 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
         # To the job's script, which passes it on: between two trials no step is there to get it.
         options.append(f"--signal=B:{asked.removeprefix('B:')}")
     seeds = os.environ.get("SEEDS") or ""
-    if not re.fullmatch(r"(\d[\d,:%-]*)?", seeds):
+    # As sbatch reads them: ranges, in steps, and how many jobs at a time.
+    one = r"\d+(-\d+(:\d+)?)?"
+    if not re.fullmatch(rf"({one}(,{one})*(%\d+)?)?", seeds):
         raise UsageError(f"SEEDS {seeds} must be seeds, such as 0,1,2 or 0-4")
     if shared and os.environ.get("RUN_DIR"):
         raise UsageError(f"leave out RUN_DIR: {settings[0]} writes where --train.run_dir says")

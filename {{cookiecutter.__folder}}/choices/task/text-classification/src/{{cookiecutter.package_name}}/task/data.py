@@ -71,11 +71,13 @@ def load(settings: TaskConfig) -> Data:
     """Return the texts of ``task.table``, each once, shuffled in the same way in every run.
 
     Raises:
-        UsageError: if the file is not a table of texts and labels.
+        UsageError: if the file is not a table of texts and labels, or has two labels for one text.
     """
     labels: dict[str, str] = {}
     for text, label in _functions() if settings.table is None else _csv(settings.table):
-        labels.setdefault(text, label)
+        if labels.setdefault(text, label) != label and settings.table:
+            both, start = f"{labels[text]} and {label}", text[:40]
+            raise UsageError(f"task.table {settings.table} has a text with two labels, {both}: keep one of {start!r}")
     classes = tuple(sorted(set(labels.values())))
     samples = [(text, classes.index(label)) for text, label in labels.items()]
     random.Random(0).shuffle(samples)
