@@ -276,3 +276,15 @@ def test_the_stored_answers_hold_every_question_and_nothing_else(projects: list[
     for project in projects:
         stored = json.loads(project.read(".ddl-template.json"))["default_context"]
         assert stored == {question: project.answers[question] for question in QUESTIONS}
+
+
+@pytest.mark.parametrize("kind", ["backend", "launcher"])
+def test_what_tests_add_answers_the_same_questions_as_what_is_there(kind: str) -> None:
+    """The tests that add them are in a session that runs once a week."""
+    file = {"backend": "transport.py", "launcher": "launcher.py"}[kind]
+
+    def facts(path: Path) -> set[str]:
+        return set(re.findall(r"^[A-Z][A-Z_]+(?=:| =)", path.read_text(), re.MULTILINE))
+
+    there = [facts(path) for path in ROOT.glob(f"{{{{*}}}}/choices/{kind}/*/src/*/distributed/{file}")]
+    assert len(there) > 4 and facts(ROOT / "tests/adding" / file) >= set.intersection(*there)

@@ -9,3 +9,6 @@ FIX = "install a torch that was built with gloo"
 COMPRESSIONS = {"byhand": ("none",)}
 STRATEGIES = ("ddp",)
 BUCKETS = False
+RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
+INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network interface between nodes
+LEAVES_TOGETHER = False  # whether the end of a process waits for that of all others

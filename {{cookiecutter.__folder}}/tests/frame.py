@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         utilization,
     )
     from {{ cookiecutter.package_name }}.__main__ import main
-    from {{ cookiecutter.package_name }}.distributed import backend
+    from {{ cookiecutter.package_name }}.distributed import backend, launcher
 else:
     from small import (
         acceleration,
@@ -77,7 +77,7 @@ else:
         utilization,
     )
     from small.__main__ import main
-    from small.distributed import backend
+    from small.distributed import backend, launcher
 
 # Of another type than those of your own task.
 objective = import_module("small.task.objective")
@@ -111,6 +111,7 @@ __all__ = [
     "failures",
     "handlers",
     "introduction",
+    "launcher",
     "main",
     "objective",
     "optimization",

@@ -1,11 +1,12 @@
 """What the commands say, and how they end when something is wrong."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import PROJECT, call, launch, run
-from frame import checks, connectivity, distributed
+from conftest import PACKAGE, PROJECT, call, launch, run
+from frame import checks, connectivity, distributed, launcher
 
 
 def test_shards_are_disjoint_and_complete_for_a_large_world() -> None:
@@ -114,3 +115,9 @@ def test_dry_run_prints_one_command_and_starts_nothing() -> None:
     assert answer.code == 0, answer.errors
     assert answer.output.count("\n") == 1
     assert {*PROJECT.iterdir(), *PROJECT.glob("runs/*")} | kept == before
+
+
+def test_a_cluster_is_asked_from_the_projects_folder_alone(tmp_path: Path) -> None:
+    answer = run([sys.executable, "-m", PACKAGE, "launch", "--dry-run"], tmp_path)
+    told = f"error: start this in the project's folder: cd {PROJECT}\n" if launcher.ELSEWHERE else ""
+    assert (answer.code, answer.errors, [*tmp_path.iterdir()]) == (2 if told else 0, told, [])

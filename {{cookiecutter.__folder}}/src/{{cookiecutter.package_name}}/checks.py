@@ -131,6 +131,16 @@ def project_folder() -> Path:
     return Path() if Path("scripts").is_dir() else Path(__file__).parents[2]
 
 
+def refuse_other_folders() -> None:
+    """Refuse to let a cluster start, from another folder, what stands in the project's scripts/.
+
+    Raises:
+        UsageError: in one.
+    """
+    if not Path("scripts").is_dir():
+        raise UsageError(f"start this in the project's folder: cd {project_folder()}")
+
+
 def free_port() -> int:
     """Return a port of this machine that nobody listens at."""
     with socket.socket() as probe:

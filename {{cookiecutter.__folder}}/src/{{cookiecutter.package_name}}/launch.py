@@ -14,7 +14,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from . import distributed, storage
-from .checks import Check, batch_check, number_in_environment, require, run_dir_check
+from .checks import Check, batch_check, number_in_environment, refuse_other_folders, require, run_dir_check
 from .command_line import add_settings, parse
 from .config import PACKAGE, Config, DistributedConfig, Size, TrainConfig, to_dict
 from .distributed import hardware, launcher, starter, transport
@@ -43,6 +43,8 @@ def launch(arguments: list[str]) -> int:
         print(f"{USAGE}\n{launcher.__doc__}\nsettings: python3 -m {PACKAGE} train --help")
         return 0
     here = "--here" in arguments
+    if launcher.ELSEWHERE and not here:
+        refuse_other_folders()
     given = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
     size = size_here() if here else planned_size()
     # The number first, so that a given one wins, where ``train`` starts the processes.

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 import yaml
 
 from . import distributed, early_signals, storage
-from .checks import require
+from .checks import refuse_other_folders, require
 from .config import EXIT_RESUMABLE, PACKAGE, Config, to_dict
 from .distributed import hardware, launcher
 from .errors import UsageError
@@ -80,6 +80,7 @@ def command_of_each(here: bool) -> list[str] | None:
 
 def submit(config: Config, arguments: list[str]) -> int:
     """Submit this command itself, whose trainings then start inside its jobs; return the exit code."""
+    refuse_other_folders()
     require(distributed.checks(config.distributed, machine=False))
     if launcher.QUEUED:
         command, *others = arguments

@@ -89,6 +89,6 @@ def test_two_processes_learn_to_write(tmp_path: Path) -> None:
     # What it writes looks like source code: lines of words that Python knows.
     for beginning, text in zip(("def ", "class "), texts, strict=True):
         written = text.removeprefix(beginning)
-        assert len(written) > 300 and written.isascii(), text
+        assert len(written) > 300 and sum(map(str.isascii, written)) > 0.9 * len(written), text
         assert {"self", "if", "def", "return", "in", "the", "import"} & set(re.findall(r"\w+", written)), text
     assert call(*ask, package=PACKAGE) == answer
