@@ -2,6 +2,8 @@
 
 import re
 import sys
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,26 @@ def test_help_answers_without_importing_torch(package: str) -> None:
     answer = run([sys.executable, "-c", HELP.format(package=package)], FOLDERS[package])
     assert "--data.batch_size" in answer.output
     assert answer.output.endswith("False\n")
+
+
+class Kind(Enum):
+    """What a task may choose from."""
+
+    LARGE = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Fields of all kinds that a task may have."""
+
+    names: tuple[str, ...] = ("a", "b")
+    root: Path = Path("data/shapes")
+    kind: Kind = Kind.LARGE
+    sizes: dict[str, tuple[int, int]] = field(default_factory=lambda: {"small": (1, 2)})
+
+
+def test_settings_of_every_kind_are_those_of_the_run_when_it_resumes() -> None:
+    settings = to_dict(replace(Config(), task=Settings()))  # type: ignore[arg-type]
+    kept = yaml.safe_load(yaml.safe_dump(settings))
+    assert kept["task"] == {"names": ["a", "b"], "root": "data/shapes", "kind": "LARGE", "sizes": {"small": [1, 2]}}
+    assert changes.changed_settings(kept, settings) == []

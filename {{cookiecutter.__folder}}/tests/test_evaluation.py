@@ -5,12 +5,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import Run, call, launch, train
-from frame import NO_DATA, backend, binding, config, evaluation, export, objective, task_model
+from frame import NO_DATA, backend, binding, config, errors, evaluation, export, objective, task_model
 from ignite.metrics import MeanAbsoluteError, MetricsLambda
 from ignite.metrics.regression.median_absolute_error import MedianAbsoluteError
 from torch import nn
@@ -132,6 +133,12 @@ def test_a_metric_that_needs_all_samples_is_known(metrics: str, needs: bool, mon
     monkeypatch.setenv("SMALL_METRICS", metrics)
     metrics_of_task = evaluation.create_metrics(binding.bind(None, NO_DATA))
     assert any(map(evaluation.needs_all_samples, metrics_of_task.values())) == needs
+
+
+def test_a_metric_with_the_name_of_the_loss_is_refused() -> None:
+    task: Any = SimpleNamespace(metrics=lambda device: {"loss": MeanAbsoluteError(device=device), "error": None})
+    with pytest.raises(errors.UsageError, match="is named loss, as what is minimized: give it another name"):
+        evaluation.create_metrics(task)
 
 
 def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

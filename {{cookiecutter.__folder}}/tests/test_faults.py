@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -411,3 +412,14 @@ def test_a_best_checkpoint_that_is_lost_is_told_of(tmp_path: Path) -> None:
     assert re.search(r"best_\d.pt is damaged .*: the best one is lost", more.log)
     # Worse ones are not the best.
     assert more.summary["best"]["checkpoint"] is None
+
+
+def test_a_transform_that_loader_processes_cannot_find_is_named(tmp_path: Path) -> None:
+    def transform() -> None:
+        """Nothing that another process could find."""
+
+    # Each Python has another error for this.
+    with pytest.raises(Exception) as error:
+        ForkingPickler.dumps(transform)
+    told = failures.explain(error.value)
+    assert re.search(r"cannot hand .*transform.* over to loader processes, .*num_workers 0$", told), told

@@ -189,3 +189,53 @@ def test_a_split_that_load_draws_is_the_same_in_every_command() -> None:
             torch.manual_seed(seed)
             splits.append(binding.load_data(None))
     assert splits[0] == splits[1]
+
+
+class Counting(nn.Module):
+    """A module that counts its batches in a buffer, and puts another tensor there."""
+
+    batches: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.batches = self.batches + 1
+        outputs: torch.Tensor = self.layer(inputs)
+        return outputs
+
+
+def test_what_looks_at_a_loss_counts_for_nothing_in_the_model() -> None:
+    model = Counting()
+    batch = (torch.randn(8, 4), torch.randn(8, 1))
+    seen: list[float] = []
+
+    def forward(model: Any, batch: Any) -> Any:
+        outputs = model(batch[0])
+        seen.append(float(model.batches))
+        return outputs, batch[1]
+
+    table = {objective.SCORE: MeanSquaredError()}
+    task: Any = SimpleNamespace(forward=forward, loss=mse_loss, losses=None, metrics=lambda device: table)
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(batch=batch))
+    introduction.tell_of_loss(trainer, model, config.Config(), task)
+    assert (max(seen) >= 3, float(model.batches)) == (True, 0.0)
+
+
+def test_a_pretrained_model_learns_in_training_mode(caplog: pytest.LogCaptureFixture) -> None:
+    class Kept(nn.BatchNorm1d):
+        def train(self, mode: bool = True) -> "Kept":
+            super().train(False)
+            return self
+
+    backbone = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()).eval()
+    model = nn.Sequential(backbone, Kept(4).train())
+    with caplog.at_level("INFO", "small"):
+        introduction.begin_to_learn(model)
+        introduction.begin_to_learn(model)
+    assert [part.training for part in model.modules()] == [True] * 5 + [False]
+    assert [line.partition(" modules of the model came")[0] for line in caplog.messages] == ["4"]
+    with pytest.raises(errors.UsageError, match=r"0\.weight has no shape until the model has run"):
+        introduction.begin_to_learn(nn.Sequential(nn.LazyLinear(2)))

@@ -429,6 +429,9 @@ def test_a_training_ends_when_it_no_longer_improves(tmp_path: Path) -> None:
     assert [record["epoch"] for record in short.records] == [1, 2, 3]
     assert short.summary["best"]["iteration"] == 16
     assert "ends early: no better score in the last 2 evaluations" in short.log
+    refused = call("train", "--train.run_dir", str(short.path), *settings, *ONE, "--optim.name", "adamw")
+    told = "is of another optimizer than this AdamW ('step'): keep optim.name"
+    assert (refused.code, told in refused.errors) == (2, True), refused.errors
     again = train(tmp_path / "run", 1, *settings, "--optim.name", "sgd", "--optim.weight_decay", "0")
     assert "is complete: raise train.patience to train longer" in again.log
     assert len(again.records) == 3

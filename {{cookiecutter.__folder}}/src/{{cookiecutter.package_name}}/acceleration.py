@@ -49,19 +49,22 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
 
 def _once_and_again(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """Return in what a block computes its activations first, and in what it does so again, for the backward pass."""
-    return nullcontext(), _keeping_buffers(block)
+    return nullcontext(), keeping_buffers(block)
 
 
 @contextmanager
-def _keeping_buffers(block: nn.Module) -> Iterator[None]:
-    """Keep the buffers of a block as they are, such as BatchNorm's statistics, which would count a batch twice."""
-    kept = [(buffer, buffer.clone()) for buffer in block.buffers()]
+def keeping_buffers(block: nn.Module) -> Iterator[None]:
+    """Keep the buffers of a module as they are, such as BatchNorm's statistics, which would count a batch twice."""
+    parts = [(part, name, buffer) for part in block.modules() for name, buffer in part._buffers.items()]
+    kept = [(part, name, buffer, buffer.clone()) for part, name, buffer in parts if buffer is not None]
     try:
         yield
     finally:
-        for buffer, before in kept:
+        for part, name, buffer, before in kept:
             # Not as a change that the backward pass refuses.
             buffer.data.copy_(before)
+            # The module may have another tensor there by now.
+            part._buffers[name] = buffer
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList | nn.Sequential:

@@ -317,7 +317,7 @@ class Reader:
             return self.collate(samples)
         try:
             return default_collate(samples)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             reason = str(error).splitlines()[0]
             raise UsageError(
                 f"samples do not make a batch ({reason}): write a function collate in task/data.py"

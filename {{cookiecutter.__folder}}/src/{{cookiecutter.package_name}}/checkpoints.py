@@ -217,6 +217,7 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
         raise UsageError(f"there is no checkpoint {path}: choose one in the checkpoints folder of a run")
     if damage := storage.damage(path):
         raise UsageError(f"{path} is damaged, or is no checkpoint ({damage}): choose another one of a run")
+    loaded = ""
     try:
         saved = read(path, objects)
         if objects.keys() == {"model"} and "average" in saved:
@@ -226,13 +227,20 @@ def load_checkpoint(path: Path, objects: dict[str, Any]) -> None:
             raise UsageError(f"{path} holds no average of the weights: set optim.ema_decay null, as it was")
         # What had no state then, such as the scaling of a loss without fp16, begins anew; older checkpoints have no score.
         without = {name for name in objects if saved.get(name) == {} or (name == "score" and name not in saved)}
-        Checkpoint.load_objects({name: part for name, part in objects.items() if name not in without}, saved)
+        for loaded in (name for name in objects if name not in without):
+            if loaded not in saved:
+                raise LookupError(f"it has no {loaded}")
+            Checkpoint.load_objects({loaded: objects[loaded]}, {loaded: saved[loaded]})
     except UsageError:
         raise
     except pickle.UnpicklingError:
         raise UsageError(f"{path} is not a checkpoint: choose one in the checkpoints folder of a run") from None
     except Exception as error:
         reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        if loaded == "optimizer":
+            fix = "keep optim.name and the groups of its training, or choose another train.run_dir"
+            now = type(objects[loaded]).__name__
+            raise UsageError(f"{path} is of another optimizer than this {now} ({reason}): {fix}") from error
         raise UsageError(f"{path} is not a checkpoint of this model ({reason}): choose another checkpoint") from error
 
 

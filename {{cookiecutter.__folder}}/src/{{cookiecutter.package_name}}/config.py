@@ -6,7 +6,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, NamedTuple
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple
 
 from .task.settings import TaskConfig
 
@@ -261,8 +263,19 @@ SECTIONS = {
 
 
 def to_dict(config: Config) -> dict[str, dict[str, object]]:
-    """Return the settings as plain values, by section and field."""
-    return asdict(config)
+    """Return the settings by section and field, as values that YAML and JSON know, and give back as they were."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {plain(name): plain(one) for name, one in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [plain(one) for one in (sorted(value) if isinstance(value, set | frozenset) else value)]
+        if isinstance(value, Enum):
+            return value.name
+        return str(value) if isinstance(value, PurePath) else value
+
+    settings: dict[str, dict[str, object]] = plain(asdict(config))
+    return settings
 
 
 def to_options(settings: Mapping[str, object]) -> list[str]:

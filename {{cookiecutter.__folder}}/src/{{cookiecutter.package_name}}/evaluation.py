@@ -119,9 +119,11 @@ def create_metrics(objective: Objective) -> dict[str, Metric]:
     """Return the task's table of metrics.
 
     Raises:
-        UsageError: if the score is not among them.
+        UsageError: if the score is not among them, or one has the name of the loss.
     """
     metrics = objective.metrics(metrics_device())
+    if "loss" in metrics:
+        raise UsageError("a metric of task/objective.py is named loss, as what is minimized: give it another name", 1)
     if task.SCORE not in ("loss", *metrics):
         names = ", ".join(["loss", *metrics])
         raise UsageError(f"SCORE {task.SCORE} of objective.py is not one of its metrics: choose one of {names}", 1)

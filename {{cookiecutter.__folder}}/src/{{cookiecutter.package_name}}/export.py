@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from . import storage
 from .batches import EvaluationBatches, closing, create_loader
 from .binding import bind, load_data
 from .checkpoints import load_checkpoint
-from .config import Config
+from .config import Config, to_dict
 from .errors import UsageError
 from .evaluation import evaluating
 from .task.model import create_model
@@ -41,7 +40,7 @@ def export(config: Config, checkpoint: str, path: Path) -> int:
     storage.open_folder(path)
     torch.save(model.state_dict(), path / "weights.pt")
     shapes = [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors((inputs, options))]
-    about = {"checkpoint": checkpoint, "inputs": shapes, "task": asdict(config.task), "data": facts(data)}
+    about = {"checkpoint": checkpoint, "inputs": shapes, "task": to_dict(config)["task"], "data": facts(data)}
     text = json.dumps(about, indent=2) + "\n"
     (path / "model.json").write_text(text)
     program = path / "model.pt2"
@@ -85,7 +84,8 @@ def prediction(config: Config, checkpoint: str, inputs: list[str]) -> int:
     model, data = load_model(config, checkpoint)
     with torch.no_grad():
         for line in predict(model, data, inputs):
-            print(json.dumps(line), flush=True)
+            # Arrays and tensors have lists of numbers.
+            print(json.dumps(line, default=lambda value: value.tolist()), flush=True)
     return 0
 
 

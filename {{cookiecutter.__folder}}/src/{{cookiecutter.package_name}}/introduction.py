@@ -18,9 +18,11 @@ from ignite.engine import Engine
 from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from . import collectives
+from .acceleration import keeping_buffers
 from .batches import Reader, Share
 from .binding import Objective
 from .config import Config
@@ -34,6 +36,29 @@ logger = logging.getLogger(__package__)
 
 # Noise is added to no more outputs than this, which takes a second; more, such as scores of many words, stay as they are.
 MOST_OUTPUTS = 10**7
+
+
+def begin_to_learn(model: nn.Module) -> None:
+    """Put every module into training mode, as a loop written by hand does; log it if some were in evaluation mode.
+
+    Raises:
+        UsageError: if a parameter has no shape yet, so that neither processes nor checkpoints could share it.
+    """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise UsageError(
+                f"{name} has no shape until the model has run, as in nn.LazyLinear: run it on one sample in create_model of "
+                "task/model.py",
+                1,
+            )
+    resting = sum(not module.training for module in model.modules())
+    model.train()
+    if resting := resting - sum(not module.training for module in model.modules()):
+        logger.info(
+            "%s modules of the model came in evaluation mode, as a pretrained model does, and are put into training mode: let "
+            "train() of a module say otherwise, if its statistics are to stay as they are",
+            resting,
+        )
 
 
 def introduce(model: nn.Module, data: Any, config: Config, steps_per_epoch: int, steps: int) -> None:
@@ -163,7 +188,7 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
     batch: Any = trainer.state.batch
     found: list[tuple[float, float]] = []
     failure = ""
-    with torch.no_grad(), evaluating(model), eager:
+    with torch.no_grad(), evaluating(model), keeping_buffers(model), eager:
         try:
             batch = convert_tensor(batch, idist.device())
             outputs, targets = objective.forward(model, batch)

@@ -122,7 +122,7 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
     mesh = sharding.mesh_of("cpu", world_size) if strategy == "fsdp2" else None
     gathered = 0.0
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        model: nn.Module = create_model(config.task, data)
+        model: nn.Module = create_model(config.task, data).train()
         again = list(blocks_of(model)) if config.train.activation_checkpointing else []
         model = accelerate(model, replace(config.train, compile=False))
         if mesh is not None:

@@ -28,7 +28,15 @@ from .engines import create_trainer
 from .errors import UsageError
 from .evaluation import create_metrics, evaluate, one_number, write_examples
 from .failures import told_with_step
-from .introduction import compare_data, introduce, tell_of_compiling, tell_of_draws, tell_of_loss, title_of
+from .introduction import (
+    begin_to_learn,
+    compare_data,
+    introduce,
+    tell_of_compiling,
+    tell_of_draws,
+    tell_of_loss,
+    title_of,
+)
 from .launch import task_checks
 from .local_sgd import WeightAverage
 from .meter import Meter
@@ -86,6 +94,7 @@ def train(run: RunDirectory, config: Config) -> int:
     torch.manual_seed(config.train.seed)
     seed_samples(config.train.seed)
     plain_model: nn.Module = create_model(config.task, data)
+    begin_to_learn(plain_model)
     if config.distributed.sync_batchnorm:
         plain_model = backend.sync_batchnorm(plain_model)
     introduce(plain_model, data, config, len(batches), last_step)

@@ -12,6 +12,7 @@ import torch
 from ignite.utils import convert_tensor
 from torch import nn
 
+from .acceleration import keeping_buffers
 from .binding import Objective
 from .config import Config
 from .distributed import hardware
@@ -55,7 +56,7 @@ def step_flops(model: nn.Module, config: Config, objective: Objective, batch: An
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = Untracked()
     try:
-        with counter, evaluating(model), torch.no_grad(), eager:
+        with counter, evaluating(model), keeping_buffers(model), torch.no_grad(), eager:
             objective.forward(model, convert_tensor(batch, idist.device()))
     except Exception as error:  # noqa: BLE001 - the model itself has just trained with this batch
         logger.warning("operations are not counted: torch's counter does not take this model: %s", in_one_line(error))

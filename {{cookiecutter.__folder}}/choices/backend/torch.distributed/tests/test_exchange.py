@@ -15,7 +15,7 @@ from conftest import settings_here, train
 from frame import backend
 from torch import Tensor, nn
 
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def exchange(rank: int, world_size: int, folder: Path) -> None:
