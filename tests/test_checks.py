@@ -257,7 +257,7 @@ def test_a_manifest_that_somebody_has_edited_is_filled_in_as_it_stands(
     mine.write_text(f"{mine.read_text()}---\n")
     assert apply("--optim.lr", "0.1") == plain
     multiply = "import manifest; print(manifest.multiply('25', 11, 5), manifest.multiply('1', 3, 2))"
-    done = run(sys.executable, "-c", multiply, cwd=project.path / "scripts")
+    done = run(sys.executable, "-B", "-c", multiply, cwd=project.path / "scripts")
     assert done.stdout == "55 2\n", done.stderr
     for part in ("spec", "metadata"):
         mine.write_text(yaml.safe_dump({name: value for name, value in job.items() if name != part}))

@@ -19,7 +19,7 @@ HOOK = ROOT / "hooks/post_gen_project.py"
 BASES: dict[str, dict[str, str]] = CONTEXT["_bases"]
 STATEMENT = re.compile(r"\{%.*?%\}", re.DOTALL)
 INCLUDE = re.compile(r"\{%-? include (?P<what>.+?)(?P<optional> ignore missing)? -?%\}")
-MOST_INCLUDES = 20
+MOST_INCLUDES = 22
 # What has no folder, because it adds nothing.
 NOTHING = ("auto", "none", "false", "en")
 Lay = Callable[..., CompletedProcess[str]]
