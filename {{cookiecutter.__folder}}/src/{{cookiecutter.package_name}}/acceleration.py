@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from .config import TrainConfig
 from .errors import UsageError
 
-# What torch.compile lets write its kernels for the processor, and start those for a GPU.
+# What torch.compile has its kernels built with, or what starts them.
 COMPILERS = ("g++", "clang++", "gcc", "clang")
 
 
