@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,10 @@ from installing import Installer, one_at_a_time
 # A bake has no steady duration, and a fuzz test keeps its failures in its message, not in a folder.
 settings.register_profile("bakes", deadline=None, database=None)
 settings.load_profile("bakes")
+
+# What a script starts in the background ignores Ctrl-C, and so would all that these tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 Bake = Callable[..., BakedProject]

@@ -143,7 +143,11 @@ EXCEPTIONS = [
         r"gloo|GLOO_SOCKET_IFNAME|NCCL|PyTorch/XLA|PJRT_DEVICE|[GT]PUs?|=gpu|=tpu",
         "it shows collectives with gloo, and what other hardware changes",
     ),
-    (r"tpu-.*/(connectivity|transport)\.py", r"GLOO_SOCKET_IFNAME|gloo", "the same question on every cluster"),
+    (
+        r"tpu-.*/(connectivity|transport)\.py",
+        r"GLOO_SOCKET_IFNAME|gloo",
+        "the same question on every cluster",
+    ),
     (r".*/docs/updating\.md", r"nox -s update -- .*", "how to become another target"),
 ]
 if KEEPS_ITS_VERSION:

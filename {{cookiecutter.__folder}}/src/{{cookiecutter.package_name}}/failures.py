@@ -98,7 +98,8 @@ def explain(error: BaseException) -> str:
         fix = "define it at the top of a module, or set data.num_workers 0"
         return f"cannot hand {found[1] or found[2]} over to loader processes, as it has no name that they could find: {fix}"
     if "Expected to have finished reduction" in text:
-        fix = "let the loss use them, freeze them with requires_grad_(False), or, if they are the same ones in every step, set distributed.static_graph true"
+        fix = "let the loss use them, freeze them with requires_grad_(False), or set distributed.static_graph true, if they are "
+        fix += "the same ones in every step"
         return f"has weights that took no part in the loss of the last step, which ddp cannot average: {fix}"
     if re.search(r"'Sparse[A-Z]+' backend|cadd_sparse|does not support sparse gradients", text):
         fix = "set sparse=False, or return torch's SparseAdam from create_optimizer, without clipping, compression and fsdp2"
