@@ -178,8 +178,9 @@ def test_random_numbers_for_a_whole_batch_are_refused() -> None:
         read(Noisy(12, seed=0))
 
 
-def test_samples_of_unequal_sizes_are_refused_with_the_way_to_join_them() -> None:
-    samples = [torch.zeros(3), torch.zeros(3), torch.zeros(4), torch.zeros(5)] * 3
+@pytest.mark.parametrize("other", [torch.zeros(4), None], ids=["another size", "nothing"])
+def test_samples_of_unequal_sizes_are_refused_with_the_way_to_join_them(other: Any) -> None:
+    samples = [torch.zeros(3), torch.zeros(3), other, other] * 3
     with pytest.raises(errors.UsageError, match=r"write a function collate in task/data.py"):
         read(samples)
 

@@ -1,5 +1,7 @@
 """What is measured: the same numbers on any number of processes, whatever the metric, and a model left as it was."""
 
+import importlib
+import importlib.util
 import json
 import math
 import subprocess
@@ -8,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Run, call, launch, train
@@ -64,6 +67,17 @@ def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run,
     model = task_model.create_model(config.Config().task, None).eval()
     model.load_state_dict(weights)
     assert json.loads(told) == pytest.approx(model(torch.ones(7, 3)).tolist(), rel=1e-5)
+
+
+def test_predictions_may_be_arrays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def predict(model: Any, data: Any, inputs: list[str]) -> Any:
+        yield {"scores": np.ones(2), "best": torch.tensor(1), "mean": np.float32(0.5)}
+
+    monkeypatch.setattr(export, "load_model", lambda config, checkpoint: (None, None))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(predict=predict))
+    assert export.prediction(config.Config(), "best_1.pt", []) == 0
+    assert json.loads(capsys.readouterr().out) == {"scores": [1.0, 1.0], "best": 1, "mean": 0.5}
 
 
 def test_an_export_is_compared_with_the_model_in_every_number() -> None:
