@@ -125,7 +125,9 @@ def test_one_command_starts_both_nodes_by_ssh(
     (project.path / "hosts").write_text("".join(f"{node}\n" for node in cluster.NODES))
     variables = {"NNODES": "2", "NPROC_PER_NODE": "1", "HOSTFILE": "hosts", "HOSTS": "node1:1,node2:1"}
     smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
-    one = OnNode(project, "node1", smoke, tmp_path / "log", variables)
+    # By the interface that is named; the next one by that which is found.
+    named = {**variables, "HOROVOD_GLOO_IFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    one = OnNode(project, "node1", smoke, tmp_path / "log", named)
     wait_for(lambda: worker_on("node2"), "the other node's process")
     assert one.end() == 0, one.said()
     summary = project.read_json("runs/smoke/summary.json")
