@@ -43,8 +43,6 @@ def launch(arguments: list[str]) -> int:
         print(f"{USAGE}\n{launcher.__doc__}\nsettings: python3 -m {PACKAGE} train --help")
         return 0
     here = "--here" in arguments
-    if launcher.ELSEWHERE and not here:
-        refuse_other_folders()
     given = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
     size = size_here() if here else planned_size()
     # The number first, so that a given one wins, where ``train`` starts the processes.
@@ -54,6 +52,8 @@ def launch(arguments: list[str]) -> int:
     add_settings(parser)
     asked, _ = parse(parser, settings)
     config = distributed.resolve(asked)
+    if launcher.ELSEWHERE and not here:
+        refuse_other_folders()
     if here:
         command = distributed.local_command(size.nproc_per_node, ["train", *given])
     else:
