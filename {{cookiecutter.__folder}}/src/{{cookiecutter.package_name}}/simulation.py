@@ -66,6 +66,8 @@ def simulate(config: Config, world_size: int) -> int:
         UsageError: if the settings do not suit so many ranks, or the step needs numbers, which are not there.
     """
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
+    folder = Path(config.train.run_dir)
+    storage.open_folder(folder)
     data = load_data(config.task)
     objective = bind(config.task, data)
     if objective.losses:
@@ -89,8 +91,6 @@ def simulate(config: Config, world_size: int) -> int:
     except NEEDS_NUMBERS as error:
         reason = f"the step needs the numbers of its tensors ({error.func}), which a simulation does not have"
         raise UsageError(f"{reason}: measure it on this machine, by scaling without --simulate", 1) from None
-    folder = Path(config.train.run_dir)
-    storage.open_folder(folder)
     names = (*Needed._fields, "together")
     storage.write_table(folder / "simulated.csv", names, ((*row, row.together()) for row in rows))
     table = Table(box=None, pad_edge=False)
