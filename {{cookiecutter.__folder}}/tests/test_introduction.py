@@ -187,7 +187,7 @@ def test_a_split_that_load_draws_is_the_same_in_every_command() -> None:
     with patch.object(binding, "load", load):
         for seed in (1, 2):
             torch.manual_seed(seed)
-            splits.append(binding.load_data(None))
+            splits.append(binding.load_data(config.Config()))
     assert splits[0] == splits[1]
 
 

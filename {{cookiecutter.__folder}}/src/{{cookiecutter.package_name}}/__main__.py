@@ -15,11 +15,10 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from . import distributed, early_signals, storage
-from .checks import require
 from .command_line import add_settings, parse
 from .distributed import hardware, starter
 from .errors import UsageError
-from .launch import launch, task_checks
+from .launch import launch
 
 COMMANDS = {
     "train": "Train in this process, or in those that the launcher starts.",
@@ -36,8 +35,6 @@ COMMANDS = {
 # That of a program which Ctrl-C has ended, as shells give it.
 EXIT_INTERRUPTED = 130
 FROM_CHECKPOINT = ("evaluate", "predict", "export")
-# They read the data in this process; those that several processes run look there at what these require.
-READS_DATA = ("predict", "export", "shards")
 # They start trainings, one after another.
 OF_MANY = ("sweep", "seeds")
 USAGE = f"usage: python3 -m {__package__} COMMAND [--help]\n\ncommands:\n"
@@ -139,8 +136,6 @@ def run_command(command: str, arguments: list[str]) -> int:
 
             preflight(config)
         return distributed.run(training, config)
-    if command in READS_DATA or options.get("simulate") or options.get("preset"):
-        require(task_checks(config))
     with importing():
         from . import connectivity, doctor, evaluation, export, scaling, seeds, shards
 

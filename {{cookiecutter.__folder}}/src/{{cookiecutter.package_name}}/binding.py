@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from .checks import require
+from .config import Config
 from .errors import UsageError
+from .launch import task_checks
 from .randomness import seed_samples
 from .task import objective
 from .task.data import load
@@ -39,13 +42,18 @@ class Objective:
     """from the model, a folder and the step to files in the folder; or None, where there is nothing to look at"""
 
 
-def load_data(settings: Any) -> Any:
-    """Return what ``load`` of task/data.py returns.
+def load_data(config: Config) -> Any:
+    """Return what ``load`` of task/data.py returns, if what the task requires is there: this machine may not be the one it was
+    looked for on.
 
     A split that it draws is the same in every process and in every command, whatever train.seed is.
+
+    Raises:
+        UsageError: if something that the task requires is missing.
     """
+    require(task_checks(config))
     seed_samples(0)
-    return load(settings)
+    return load(config.task)
 
 
 def bind(settings: Any, data: Any) -> Objective:

@@ -26,13 +26,11 @@ from .acceleration import accelerate
 from .batches import EvaluationBatches, Share, closing, create_loader
 from .binding import Objective, bind, load_data
 from .checkpoints import load_checkpoint
-from .checks import require
 from .config import Config
 from .distributed import backend
 from .engines import AUTOCAST_TYPES, mixed_precision
 from .errors import UsageError
 from .handlers import significant
-from .launch import task_checks
 from .randomness import seed_step
 from .task import objective as task
 from .task.model import create_model
@@ -48,8 +46,7 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
 
     They are the numbers that the training reported, whatever the number of processes here and there.
     """
-    require(task_checks(config))
-    data = load_data(config.task)
+    data = load_data(config)
     batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
     model = accelerate(create_model(config.task, data), config.train, learns=False).to(idist.device())
     load_checkpoint(Path(checkpoint), {"model": model})

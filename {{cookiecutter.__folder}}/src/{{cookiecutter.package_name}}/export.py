@@ -91,7 +91,7 @@ def prediction(config: Config, checkpoint: str, inputs: list[str]) -> int:
 
 def load_model(config: Config, checkpoint: str) -> tuple[nn.Module, Any]:
     """Return the model of a checkpoint, in evaluation mode on the CPU, and the data that it was made for."""
-    data = load_data(config.task)
+    data = load_data(config)
     model = create_model(config.task, data)
     load_checkpoint(Path(checkpoint), {"model": model})
     return model.eval(), data

@@ -99,7 +99,7 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
 
 def batches_of_crossover(config: Config) -> str:
     """Return the batches of the preset, which show where more processes begin to pay, as far as there are samples."""
-    samples = len(load_data(config.task).train)
+    samples = len(load_data(config).train)
     return ",".join(str(batch) for batch in (2, 8, 32, 128, 512, 2048, 6144) if batch <= samples)
 
 

@@ -22,7 +22,7 @@ def shards(config: Config, world_size: int) -> int:
     Raises:
         UsageError: if the global batch is not divisible by the world size.
     """
-    data = load_data(config.task)
+    data = load_data(config)
     size = len(data.train)
     table = Table(title=f"{title_of(data)}: {size} samples, global batch {config.data.batch_size}", box=None)
     for title in ("epoch", "rank", "samples", "first ones"):

@@ -65,10 +65,10 @@ def simulate(config: Config, world_size: int) -> int:
     Raises:
         UsageError: if the settings do not suit so many ranks, or the step needs numbers, which are not there.
     """
+    data = load_data(config)
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
     folder = Path(config.train.run_dir)
     storage.open_folder(folder)
-    data = load_data(config.task)
     objective = bind(config.task, data)
     if objective.losses:
         raise UsageError("a task with several losses cannot be simulated: its step is its own", 1)

@@ -37,7 +37,6 @@ from .introduction import (
     tell_of_loss,
     title_of,
 )
-from .launch import task_checks
 from .local_sgd import WeightAverage
 from .meter import Meter
 from .optimization import GroupSettings, create_lr_scheduler, create_optimizer, lay_out_like_weights
@@ -68,9 +67,7 @@ def train(run: RunDirectory, config: Config) -> int:
     logger.info("processes: %s on %s, backend %s", world_size, distributed.device_name(), idist.backend() or "none")
 
     require([batch_check(config.data.batch_size, [world_size], config.optim.accumulation_steps)])
-    # The machine that has started this one may be another.
-    require(task_checks(config))
-    data = load_data(config.task)
+    data = load_data(config)
     objective = bind(config.task, data)
     if objective.losses and config.optim.accumulation_steps > 1:
         raise UsageError("this task has several losses, whose batches are not cut: set optim.accumulation_steps to 1")
