@@ -15,7 +15,7 @@ from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -315,6 +315,19 @@ def test_an_error_of_the_data_names_the_step_that_waits_for_them(
     ended = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
     assert ended.code == 1
     assert "[rank 0] failed at step 3:\nTraceback" in ended.errors
+
+
+def test_what_ends_a_training_from_another_thread_is_told_with_its_step(capsys: pytest.CaptureFixture[str]) -> None:
+    told = threading.Thread(target=failures.tell, args=(TimeoutError(), 0, "timed out", str))
+    trainer, meter = SimpleNamespace(state=SimpleNamespace(iteration=7)), SimpleNamespace(waits_for_data=True)
+    with failures.told_with_step(trainer, cast("Any", meter)):
+        told.start()
+        told.join()
+    failures.tell(TimeoutError(), 0, "timed out", str)
+    assert capsys.readouterr().err.splitlines() == [
+        "[rank 0] ends at step 8, as another process does not answer: timed out",
+        "[rank 0] ends, as another process does not answer: timed out",
+    ]
 
 
 def test_an_error_of_a_loader_process_is_summed_up_by_what_it_was() -> None:

@@ -19,16 +19,26 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from .meter import Meter
 
+# What says which step is being done; another thread may be the one that ends this process.
+_steps: list[Callable[[], int]] = []
+
 
 @contextmanager
 def told_with_step(trainer: Any, meter: Meter) -> Iterator[None]:
-    """Let an exception inside the ``with`` block know at which step of ignite's engine ``trainer`` it came."""
+    """Let whatever ends this process inside the ``with`` block be told with the step of ignite's engine ``trainer``."""
+
+    def step() -> int:
+        return int(trainer.state.iteration) + meter.waits_for_data
+
+    _steps.append(step)
     try:
         yield
     # Whoever leaves by sys.exit has not finished the training, whatever the code.
     except (Exception, SystemExit) as error:
-        error.__dict__["step"] = trainer.state.iteration + meter.waits_for_data
+        error.__dict__["step"] = step()
         raise
+    finally:
+        _steps.remove(step)
 
 
 def tell(error: BaseException, rank: int, lost: str, find_silent: Callable[[], str]) -> None:
@@ -38,7 +48,7 @@ def tell(error: BaseException, rank: int, lost: str, find_silent: Callable[[], s
         lost: why an exchange with another process failed, if one did; that process says, or its launcher, what it was.
         find_silent: returns a sentence on the ranks that do not answer; it may take some seconds.
     """
-    step = getattr(error, "step", None)
+    step = getattr(error, "step", None) or next((step() for step in _steps), None)
     at = f" at step {step}" if step else ""
     if lost:
         other = "does not answer" if re.search("imed out|timeout", lost) else "is gone"
