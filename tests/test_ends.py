@@ -57,18 +57,20 @@ def training(project: Installed, run: Path, *settings: str) -> Iterator[subproce
 
 
 @pytest.mark.parametrize(
-    "launcher",
+    ("backend", "launcher"),
     [
-        "torchrun",
-        "spawn",
-        pytest.param("mpirun", marks=pytest.mark.mpi),
-        pytest.param("horovodrun", marks=pytest.mark.horovod),
+        ("gloo", "torchrun"),
+        ("gloo", "spawn"),
+        pytest.param("gloo", "mpirun", marks=pytest.mark.mpi),
+        pytest.param("horovod", "horovodrun", marks=pytest.mark.horovod),
+        pytest.param("horovod", "spawn", marks=pytest.mark.horovod),
     ],
 )
-def test_no_process_outlives_its_launcher(install: Installer, launcher: str, tmp_path: Path) -> None:
+def test_no_process_outlives_its_launcher(
+    install: Installer, backend: str, launcher: str, tmp_path: Path
+) -> None:
     """The first signal stops a training, the next ones stop the resumed ones; what stands over the launcher is the same for all."""
     stops = [signal.SIGINT, signal.SIGUSR1] if launcher == "torchrun" else [signal.SIGTERM]
-    backend = "horovod" if launcher == "horovodrun" else "gloo"
     project = install(Target("cpu", backend, launcher), tmp_path)
     run = tmp_path / "run"
     for number in (*stops, signal.SIGKILL):

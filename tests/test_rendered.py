@@ -1,11 +1,13 @@
 """What a baked project holds for each target, and what it does not hold."""
 
+import ast
 import os
 import re
 import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ STARTS = {
     "slurm": "sbatch",
     "kubernetes": "scripts/manifest.py",
 }
+# Of distributed/: each backend, launcher or hardware has its own.
+PARTS = ("launcher", "starter", "transport", "backend", "hardware")
 Condition = Callable[[dict[str, Any]], bool]
 # Developed in a clone, changed or not, and tested as a copy.
 KEEPS_ITS_VERSION = has_a_version(ROOT)
@@ -216,6 +220,35 @@ def test_files_that_are_not_a_target_s_own_are_identical_over_all_targets(
                 versions[name].add(content)
     assert [name for name, contents in versions.items() if len(contents) > 1] == []
     assert len(versions) > 15, "most files are shared"
+
+
+def test_the_parts_of_every_target_have_what_is_asked_of_them(full: dict[Target, BakedProject]) -> None:
+    for target, project in full.items():
+        folder = f"src/{project.package}/distributed"
+        there = {part: project.read(f"{folder}/{part}.py") for part in PARTS}
+        sources = [project.read(name) for name in project.files() if name.endswith(".py")]
+        asked = {(part, name) for source in sources for part, name in asked_of_parts(source)}
+        assert len(asked) > 30
+        missing = {
+            f"{part}.{name}"
+            for part, name in asked
+            if not re.search(rf"^(def )?{name}\b", there[part], re.MULTILINE)
+        }
+        assert missing == set(), target
+
+
+@cache
+def asked_of_parts(source: str) -> set[tuple[str, str]]:
+    """Return what a module takes from the parts that it imports, such as ("transport", "NAME")."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    asked = set()
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr != "__doc__":
+            *of, part = ast.unparse(node.value).split(".")
+            if part in PARTS and (of or [part])[-1] in imports & {part, "distributed"}:
+                asked.add((part, node.attr))
+    return asked
 
 
 def test_no_file_speaks_of_another_target(

@@ -21,6 +21,7 @@ def test_the_reason_of_a_failure_is_one_line() -> None:
     told = {
         f"12:00:00 step 1\n[rank 1] failed at step 2:\n{traceback}": "[rank 1] failed at step 2: ValueError: what is wrong",
         "12:00:00 step 1\nerror: no room: make some\nmore": "no room: make some",
+        "[0]<stderr>:12:00:00 step 1\n[1]<stderr>:error: no room: make some\n": "no room: make some",
         "killed": "killed",
     }
     assert {said: trials.reason(said) for said in told} == told

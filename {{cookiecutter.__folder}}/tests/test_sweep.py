@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Answer, call
-from frame import distributed, early_signals, errors, ranges, trials
+from frame import distributed, early_signals, errors, ranges, seeds, trials
 
 needs_optuna = pytest.mark.skipif(not importlib.util.find_spec("optuna"), reason="pip install -e '.[sweep]'")
 # One step an epoch of 64 samples: they are about starting and ending.
@@ -244,6 +244,10 @@ REFUSED = [
     (["optim.name=adamw,adam"], "optim.name must be one of adamw, sgd, not adam"),
     (["optim.name=adamw..sgd"], "optim.name must be one of adamw, sgd, not adamw..sgd"),
     (["data.batch_size=64,63", "--here"], "data.batch_size 63 is not divisible by 2 processes: choose 62 or 64"),
+    (
+        ["data.batch_size=32..64", "--here"],
+        "data.batch_size may not be 33, which is in 32..64 (data.batch_size 33 is not divisible by 2 processes: choose 32 or 34)",
+    ),
     (["train.run_dir=a,b"], "train.run_dir is the sweep's own for each trial"),
     (["optim.lr=1e-4..1e-1", "--trials", "0"], "--trials must be at least 1, not 0"),
 ]
@@ -291,8 +295,8 @@ def test_seeds_are_trained_once_each_and_their_table_is_that_of_their_runs(
     monkeypatch.setenv("NPROC_PER_NODE", "1")
     folder = tmp_path / "seeds"
     asked = ("--here", "--train.run_dir", str(folder), *SHORT)
-    for seeds in ("0", "0-1"):
-        answer = call("seeds", seeds, *asked)
+    for numbers in ("0", "0-1"):
+        answer = call("seeds", numbers, *asked)
         assert answer.code == 0, answer.errors
     assert [line for line in answer.output.splitlines() if line.startswith("seed ")] == ["seed 1"]
     runs = [json.loads((folder / f"seed-{seed}" / "summary.json").read_text()) for seed in (0, 1)]
@@ -333,10 +337,10 @@ def test_whoever_ends_last_makes_the_table_of_shared_seeds(tmp_path: Path, plan_
 
 def test_a_table_of_other_numbers_of_processes_says_so(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:
     said = "trained by 1 and 4 processes: where log.txt says that results change"
-    for plan, seeds in (({}, "0"), ({1: {"world_size": 4}}, "1")):
+    for plan, number in (({}, "0"), ({1: {"world_size": 4}}, "1")):
         plan_for(plan)
-        answer = call("seeds", seeds, "--train.run_dir", str(tmp_path), *AS_PLANNED)
-        assert (answer.code, said in answer.output) == (0, seeds == "1")
+        answer = call("seeds", number, "--train.run_dir", str(tmp_path), *AS_PLANNED)
+        assert (answer.code, said in answer.output) == (0, number == "1")
 
 
 @pytest.mark.parametrize(
@@ -381,8 +385,17 @@ def test_seeds_of_other_settings_are_refused_before_they_train(
     assert "seed-0, which would be in the same table, was trained with another train.epochs: " in answer.errors
     assert not (tmp_path / "seed-1").exists()
     # Those that are asked for train on with the new settings, or say themselves why they cannot.
-    for seeds, epochs in (("0-1", "8"), ("1-2", "7")):
-        assert "same table" not in call("seeds", seeds, *asked, epochs).errors
+    for numbers, epochs in (("0-1", "8"), ("1-2", "7")):
+        assert "same table" not in call("seeds", numbers, *asked, epochs).errors
+
+
+def test_a_number_of_processes_that_is_left_to_the_launcher_is_no_other_setting() -> None:
+    def differ(old: int | None, new: int | None) -> list[str]:
+        first, second = ({"distributed": dict[str, object](nproc_per_node=number)} for number in (old, new))
+        return seeds.names_that_differ(first, second, "local-sgd")
+
+    assert differ(2, None) == differ(None, 2) == []
+    assert differ(2, 4) == ["distributed.nproc_per_node"]
 
 
 def test_a_seed_that_fails_or_is_stopped_costs_no_other(tmp_path: Path, plan_for: Callable[[Plan], None]) -> None:

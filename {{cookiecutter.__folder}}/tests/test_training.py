@@ -543,6 +543,15 @@ def test_a_run_that_begins_from_a_checkpoint_resumes_from_its_own(tmp_path: Path
     first = train(tmp_path / "run", 1, "--train.epochs", "2", "--optim.schedule", "constant")
     older = first.path / "checkpoints/last_16.pt"
     settings = ("--optim.schedule", "constant", "--optim.lr", "0.001", "--train.resume", str(older))
+
+    def content() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in first.path.rglob("*.*") if file.name != "log.txt"}
+
+    # What is refused has changed nothing.
+    before = content()
+    refused = call("train", "--train.run_dir", str(first.path), "--train.epochs", "1", *settings, *ONE)
+    assert (refused.code, "is finished, with other settings" in refused.errors) == (2, True), refused.errors
+    assert content() == before
     begun = train(first.path, 1, "--train.epochs", "2", *settings)
     assert (begun.summary["resumed_from"], begun.checkpoint().name) == (str(older), "last_32.pt")
     assert "they are kept as last_32.pt.replaced" in begun.log

@@ -60,8 +60,8 @@ class OptimConfig:
     is the same, if the loss is a mean over the samples"""
 
     ema_decay: float | None = None
-    """measure, and keep as the best, a moving average of the weights: 0.999 averages over some thousand steps, at the
-    beginning over a tenth of those until then"""
+    """measure, and keep as the best, a moving average of the weights: 0.999 averages over about a thousand steps;
+    early in a training, over a tenth of those that are done"""
 
     def __post_init__(self) -> None:
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

@@ -20,6 +20,8 @@ from .errors import UsageError
 from .tracking import flat
 
 EXAMPLE = "optim.lr=1e-4..1e-1,log"
+# So many of a range of whole numbers are tried before the first training; each takes some hundredths of a second.
+FIRST_ONES = 20
 NUMBERS = re.compile(r"(\S+?)\s*\.\.\s*(\S+?)\s*(,\s*log)?")
 
 
@@ -94,7 +96,9 @@ def values_of(name: str, given: Any) -> Values:
 
 
 def check_ranges(config: Config, ranges: dict[str, Values], world_sizes: Sequence[int]) -> None:
-    """Try each choice, and both ends of each range, with the parser that a training has; train nothing.
+    """Try each choice, and of each range both ends, with the parser that a training has; train nothing.
+
+    Of whole numbers, it tries the first ones: a model may refuse all but the multiples of some number.
 
     Raises:
         UsageError: with the first one that a training in one of ``world_sizes`` would refuse.
@@ -103,10 +107,27 @@ def check_ranges(config: Config, ranges: dict[str, Values], world_sizes: Sequenc
         yaml.safe_dump(to_dict(config), file)
         file.flush()
         for name, values in ranges.items():
-            for value in (values.low, values.high) if isinstance(values, Range) else values:
-                parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
-                add_settings(parser)
-                tried, _ = parse(parser, ["--config", file.name, f"--{name}={value}"])
-                tried = distributed.resolve(tried)
-                if world_sizes:
-                    require([batch_check(tried.data.batch_size, world_sizes, tried.optim.accumulation_steps)])
+            ends = (values.low, values.high) if isinstance(values, Range) else values
+            for value in ends:
+                check_value(file.name, name, value, world_sizes)
+            if isinstance(values, Range) and values.whole:
+                for value in range(int(values.low) + 1, min(int(values.low) + FIRST_ONES, int(values.high))):
+                    try:
+                        check_value(file.name, name, value, world_sizes)
+                    except UsageError as error:
+                        fix = f"list those that are not refused, such as {name}={values.low},{values.high}"
+                        raise UsageError(f"{name} may not be {value}, which is in {values} ({error}): {fix}") from None
+
+
+def check_value(settings: str, name: str, value: float | str, world_sizes: Sequence[int]) -> None:
+    """Refuse a value that a training with a file of settings would refuse.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    parser = ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_settings(parser)
+    tried, _ = parse(parser, ["--config", settings, f"--{name}={value}"])
+    tried = distributed.resolve(tried)
+    if world_sizes:
+        require([batch_check(tried.data.batch_size, world_sizes, tried.optim.accumulation_steps)])

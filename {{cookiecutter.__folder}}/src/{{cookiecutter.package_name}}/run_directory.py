@@ -122,7 +122,7 @@ class RunDirectory:
             logger.warning("%s", warning)
 
     def begin(self, iteration: int) -> None:
-        """Write config.yaml: from here on, after so many steps, these settings are those of the run."""
+        """Write config.yaml: from here on, after so many steps, these settings are those of the run; later records go."""
         if self.writes:
             (self.path / "stopped").unlink(missing_ok=True)
             for folder in (self.path, self.checkpoints):
@@ -130,6 +130,9 @@ class RunDirectory:
             # It is that of a shorter training, with other settings.
             (self.path / "summary.json").unlink(missing_ok=True)
             storage.write(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+            if (file := self.path / "steps.jsonl").exists():
+                kept = [record for record in self._read_lines(file, ("iteration",)) if record["iteration"] <= iteration]
+                storage.write(file, "".join(storage.to_json(record) + "\n" for record in kept))
             self.tracking.begin(to_dict(self.config), iteration)
 
     def refuse_changes(self, limit: str) -> None:
@@ -149,15 +152,11 @@ class RunDirectory:
         _refuse(refusal, exit_code=2)
 
     def take_up_records(self, iteration: int) -> None:
-        """Keep the records up to the checkpoint that is resumed; none, if the run was killed before it had one."""
+        """Read the records up to the checkpoint that is resumed; none, if the run was killed before it had one."""
         file = self.path / "metrics.jsonl"
         if file.exists():
             records = self._read_lines(file, ("iteration", "epoch", "train_loss", "val_loss", f"val_{objective.SCORE}"))
             self.records = [record for record in records if record["iteration"] <= iteration]
-        file = self.path / "steps.jsonl"
-        if self.writes and file.exists():
-            kept = [record for record in self._read_lines(file, ("iteration",)) if record["iteration"] <= iteration]
-            storage.write(file, "".join(storage.to_json(record) + "\n" for record in kept))
 
     def _read_lines(self, file: Path, names: Sequence[str]) -> list[Record]:
         """Return the records of a file up to the first that lacks a number of these ``names``, which rank 0 warns of."""

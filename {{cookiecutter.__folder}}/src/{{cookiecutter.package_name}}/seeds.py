@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from . import storage, trials
-from .changes import Settings, changed_settings, changes_results
+from .changes import Change, Settings, changed_settings, changes_results
+from .checks import require
 from .config import EXIT_RESUMABLE, Config, to_dict
 from .errors import UsageError
+from .launch import planned_size, setting_checks
 from .tables import print_table
 from .task import objective
 
@@ -52,6 +54,7 @@ def seeds(config: Config, arguments: list[str], asked: str, here: bool) -> int:
         numbers, command = numbers_in(asked), trials.command_of_each(here)
         refuse_other_settings(folder, numbers, config)
         if command is None:
+            require(setting_checks(config, planned_size().world_sizes(), here=False))
             return trials.submit(config, ["seeds", *arguments])
         storage.open_folder(folder)
         with trials.stop_signals() as signals:
@@ -133,8 +136,14 @@ def is_trained(run: Path, config: Config) -> bool:
 
 def names_that_differ(old: Settings, new: Settings, strategy: str) -> list[str]:
     """Return the settings of ``new``, but for the seed, that let another training learn something else than ``old``."""
-    changes = changed_settings(old, new)
-    return [change.name for change in changes if change.name != "train.seed" and changes_results(change, strategy)]
+    # How many processes there will be, only the launcher may know; what it has started has their number.
+    changes = [change for change in changed_settings(old, new) if change.name != "train.seed" and not is_open(change)]
+    return [change.name for change in changes if changes_results(change, strategy)]
+
+
+def is_open(change: Change) -> bool:
+    """Tell whether one of the two has left the number of processes to its launcher."""
+    return change.name == "distributed.nproc_per_node" and None in (change.old, change.new)
 
 
 def settings_of(run: Path) -> Settings:

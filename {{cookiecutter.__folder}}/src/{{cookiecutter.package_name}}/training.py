@@ -124,8 +124,6 @@ def train(run: RunDirectory, config: Config) -> int:
         checkpoints.load_checkpoint(resumed_from, objects)
         checkpoints.take_stock(run.checkpoints, save_last, save_best)
         logger.info("resumed from %s: %s of %s steps are done", resumed_from, trainer.state.iteration, last_step)
-        if resumed_from == Path(config.train.resume):
-            checkpoints.put_later_ones_aside(run, trainer.state.iteration)
         # The schedule and the optimizer's settings are those of now: more epochs, or another rate, change their course.
         scheduler.lr_scheduler.last_epoch = trainer.state.iteration
         group_settings.apply_changes()
@@ -146,6 +144,9 @@ def train(run: RunDirectory, config: Config) -> int:
         # It may have been killed between its last checkpoint and its summary.
         return 0 if run.is_finished(trainer.state.iteration) else finish(run, kept, resumed_from, title_of(data))
 
+    # From here on, the run is changed: whatever was refused has left it as it was.
+    if resumed_from and resumed_from == Path(config.train.resume):
+        checkpoints.put_later_ones_aside(run, trainer.state.iteration)
     run.begin(trainer.state.iteration)
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None

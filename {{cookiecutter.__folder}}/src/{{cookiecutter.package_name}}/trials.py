@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,7 +115,8 @@ def begin(start: Start, settings: list[str], output: int | IO[str]) -> subproces
 
 def reason(said: str) -> str:
     """Return why a training failed, of all that its processes said."""
-    lines = said.splitlines()
+    # A launcher may put before each line which process has said it.
+    lines = [re.sub(r"^\[\d+\]<\w+>:", "", line) for line in said.splitlines()]
     first = next((line for line in lines if "error: " in line or line.startswith("[rank")), said[-300:])
     if first.endswith(":"):
         # Below it stands a traceback, whose last line is the error.

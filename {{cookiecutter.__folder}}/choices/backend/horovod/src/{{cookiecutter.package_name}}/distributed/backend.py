@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -51,8 +52,8 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         UsageError: if rank 0 cannot be reached.
     """
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(max(round(config.timeout_s), 1))
-    # horovodrun serves the rendezvous itself.
-    if ranks and "HOROVOD_RANK" not in os.environ and not hvd.mpi_built():
+    # What starts the processes may serve the rendezvous itself, or, where Horovod is built with MPI, know the ranks by that.
+    if ranks and "HOROVOD_RANK" not in os.environ and ("RANK" in os.environ or not hvd.mpi_built()):
         _rendezvous(ranks)
     idist.initialize("horovod")
     watch.begin(config.timeout_s)
@@ -102,8 +103,10 @@ watch = Watch()
 def _rendezvous(ranks: Ranks) -> None:
     """Tell Horovod the ranks, and let rank 0 serve the rendezvous of all at MASTER_ADDR and MASTER_PORT."""
     nodes = ranks.world_size // ranks.local_world_size
-    address, port = os.environ.get("MASTER_ADDR") or "127.0.0.1", int(os.environ.get("MASTER_PORT") or "29500")
-    if nodes > 1 and not os.environ.get("MASTER_ADDR"):
+    # On one machine, no other one can connect, and it does not matter what this one's name stands for.
+    here = "127.0.0.1" if nodes == 1 else ""
+    address, port = here or os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or "29500")
+    if not address:
         raise UsageError("set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there", 1)
     told = {"RANK": ranks.rank, "SIZE": ranks.world_size, "LOCAL_RANK": ranks.local_rank}
     told |= {"LOCAL_SIZE": ranks.local_world_size, "CROSS_RANK": ranks.rank // ranks.local_world_size}
@@ -111,9 +114,11 @@ def _rendezvous(ranks: Ranks) -> None:
     os.environ.update({f"HOROVOD_{name}": str(number) for name, number in told.items()})
     os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", HOROVOD_HOSTNAME=platform.node())
     os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = socket.gethostbyname(address)
+    if here:
+        os.environ.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
     if ranks.rank == 0:
         try:
-            server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+            server = RendezvousHTTPServer((here, port), RendezvousHandler, 0)
         except OSError as error:
             raise UsageError(f"MASTER_PORT {port}: {error.strerror}: set it to a free port", 1) from None
         threading.Thread(target=server.serve_forever, daemon=True).start()

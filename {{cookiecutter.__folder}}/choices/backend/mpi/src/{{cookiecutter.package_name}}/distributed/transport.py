@@ -13,7 +13,7 @@ PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
 CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
-FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo launcher=mpirun"
+FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"mpi": ("none",)}
 STRATEGIES = ("ddp", "local-sgd", "zero1")
