@@ -52,7 +52,7 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         UsageError: if rank 0 cannot be reached.
     """
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(max(round(config.timeout_s), 1))
-    # What starts the processes may serve the rendezvous itself, or, where Horovod is built with MPI, know the ranks by that.
+    # What starts the processes may serve the rendezvous itself, or Horovod may be built to learn the ranks from it.
     if ranks and "HOROVOD_RANK" not in os.environ and ("RANK" in os.environ or not hvd.mpi_built()):
         _rendezvous(ranks)
     idist.initialize("horovod")
