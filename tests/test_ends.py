@@ -282,6 +282,26 @@ if __name__ == "__main__":
     assert (tmp_path / "run" / "summary.json").exists()
 
 
+def test_ctrl_c_while_the_processes_of_spawn_begin_is_told_once(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    process = begin(project, tmp_path / "run", "env", "--default-signal=INT")
+
+    def both_begin() -> bool:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return sum("--multiprocessing-fork" in cluster.command_line(int(pid)) for pid in children) == 2
+
+    with killed_at_last(process, tmp_path / "run"):
+        wait_for(both_begin, "the processes to begin")
+        # They import torch.
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (
+        130,
+        "error: stopped before a checkpoint was saved: start again\n",
+    )
+
+
 def test_a_signal_before_the_other_processes_are_started_is_passed_on(
     install: Installer, tmp_path: Path
 ) -> None:
@@ -298,8 +318,8 @@ def test_a_signal_before_the_other_processes_are_started_is_passed_on(
         process.send_signal(signal.SIGUSR1)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (
-        1,
-        "error: stopped before the first step: start again to resume\n",
+        138,
+        "error: stopped before a checkpoint was saved: start again\n",
     )
 
 

@@ -58,6 +58,8 @@ while len(lines) < 5:
 best = min(json.loads(line)["val_error"] for line in lines)
 summary = {"best": {"val_error": best}, "world_size": told.get("world_size", 1)}
 (run / "summary.json").write_text(json.dumps(summary))
+if "ends_with" in told:
+    os.kill(os.getppid(), told["ends_with"])
 if "meanwhile" in told:
     for folder in (run, run.with_name(told["meanwhile"])):
         shutil.copy(sys.argv[sys.argv.index("--config") + 1], folder / "config.yaml")
@@ -166,6 +168,12 @@ def test_a_signal_that_comes_before_the_first_training_stops_as_well(
         assert answer.code == 85, answer.errors
         assert "stopped: the same command resumes" in answer.output
     assert not [*tmp_path.rglob("starts")]
+
+
+@needs_optuna
+def test_a_signal_at_the_end_of_a_sweep_leaves_nothing_to_resume(sweep: Sweep) -> None:
+    answer = sweep("--trials", "1", plan={0: {"ends_with": int(signal.SIGTERM)}})
+    assert (answer.code, "resumes" in answer.output) == (0, False), answer.output
 
 
 @needs_optuna

@@ -66,7 +66,7 @@ def sweep(config: Config, arguments: list[str], words: list[str], options: dict[
             with claim:
                 stopped = study.conduct(trial, values, signals)
     study.show()
-    if stopped or signals:
+    if stopped or (signals and study.is_left()):
         print("stopped: the same command resumes")
         return EXIT_RESUMABLE
     if others := study.numbers_of(TrialState.RUNNING):
@@ -142,6 +142,11 @@ class Sweep:
             claim = trials.claim(self.run_of(trial.number))
             assert claim, "only who holds the lock of the study makes trials"
             return trial, self.suggest(trial), claim
+
+    def is_left(self) -> bool:
+        """Tell whether there is a trial to train, or one that somebody is training."""
+        known = self.study.get_trials(deepcopy=False)
+        return len(known) < self.most or any(trial.state == TrialState.RUNNING for trial in known)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """Return the values of a trial: those that it has already, or new ones."""

@@ -45,20 +45,22 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     done, stopped = (get_context("spawn").Value("i", 0) for _ in range(2))
     # When one ends early, spawn ends the others and tells about each of them.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    # They inherit this: of Ctrl-C, which a terminal sends to them too, they hear from this process alone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
 
     signals: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         # The first as the one that a process keeps from its start on, until it can stop in order.
-        signals.append(number if signals else signal.SIGUSR1)
+        passed_on = number if signals else signal.SIGUSR1
+        signals.append(number)
         for child in children.processes:
             if child.is_alive() and child.pid:
                 # Also when this interrupts ``join`` between waiting for it and knowing that it has ended.
                 with suppress(ProcessLookupError):
-                    os.kill(child.pid, signals[-1])
+                    os.kill(child.pid, passed_on)
 
-    # Also Ctrl-C, which a terminal sends to the children too: once more does no harm.
     for number in early_signals.STOP_SIGNALS:
         signal.signal(number, pass_on)
     if early_signals.received:
@@ -68,19 +70,24 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
         while not children.join():
             pass
     except ProcessExitedException as error:
+        if -error.exit_code in (signal.SIGUSR1, *signals) and signals:
+            return _stopped_too_early(signals)
         if error.exit_code < 0:
             said = f"rank {error.error_index} was ended by {signal.Signals(-error.exit_code).name}"
-            if -error.exit_code in signals:
-                said = "stopped before the first step"
             print(f"error: {said}: start again to resume", file=sys.stderr)
         return error.exit_code if error.exit_code > 0 else 1
     finally:
         # Python itself would let them end this process while it exits.
         early_signals.ignore_stop_signals()
     if done.value < nproc:
-        print("error: interrupted before a checkpoint was saved: start again", file=sys.stderr)
-        return 1
+        return _stopped_too_early(signals or [signal.SIGINT])
     return EXIT_RESUMABLE if stopped.value else 0
+
+
+def _stopped_too_early(signals: list[int]) -> int:
+    """Say that the processes could not yet stop in order; return the exit code of a command that the first one has ended."""
+    print("error: stopped before a checkpoint was saved: start again", file=sys.stderr)
+    return 128 + signals[0]
 
 
 def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, parent: int) -> None:
