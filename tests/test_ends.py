@@ -443,8 +443,31 @@ def test_a_training_that_hangs_is_waited_for_no_longer_though_horovod_s_thread_a
     let_one_fail(project, "__import__('time').sleep(600)")
     done = project.run("scripts/train.sh", "--distributed.timeout_s", "10", limit_s=120)
     assert done.returncode == 1
-    assert "[rank 0] ends, as another process does not answer: the exchange has timed out" in done.stderr
+    why = r"\[rank 0\] ends at step 6, as another process does not answer: the exchange has timed out"
+    assert re.search(why, done.stderr), done.stderr
     wait_for(lambda: not processes_with(str(project.path)), "every process to end", 40)
+
+
+REFUSES = """
+
+def load(settings):
+    import os, time
+    from ..errors import UsageError
+    time.sleep(WAITS[int(os.environ["RANK"])])
+    raise UsageError("the data are damaged: fix them")
+"""
+
+
+@pytest.mark.parametrize("waits", [(1.5, 0), (60, 0)])
+def test_a_refusal_is_told_once_though_the_rank_that_tells_it_comes_late(
+    install: Installer, waits: tuple[float, float], tmp_path: Path
+) -> None:
+    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
+    data = project.path / "src" / project.package / "task" / "data.py"
+    data.write_text(data.read_text() + REFUSES.replace("WAITS", str(waits)))
+    done = project.run("scripts/train.sh", limit_s=55)
+    told = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert (done.returncode, told) == (2, ["error: the data are damaged: fix them"]), done.stderr
 
 
 @pytest.mark.parametrize(

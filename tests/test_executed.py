@@ -858,7 +858,7 @@ def test_a_backend_that_is_missing_is_named_with_the_way_to_get_it(
 ) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     for target, sentence in (
-        (Target("cpu", "mpi", "mpirun"), "make the project anew with backend=gloo launcher=mpirun"),
+        (Target("cpu", "mpi", "mpirun"), "or make the project anew with backend=gloo\n"),
         (Target("cpu", "horovod", "spawn"), "run scripts/install_horovod.sh"),
     ):
         shutil.rmtree(project.path)

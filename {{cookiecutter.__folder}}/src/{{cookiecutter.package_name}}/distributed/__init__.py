@@ -174,11 +174,14 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
             raise UsageError(f"{processes([wanted])} per node asked for, {started} started: {fix}", 1)
         return function(idist.get_local_rank(), config, *arguments)
     except UsageError as error:
-        if isinstance(error, SampleError) or (ranks.local_rank if ranks else 0) == error.local_rank:
-            # Of what a loader process has raised, torch makes one text with its traceback.
-            sentence = str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]
-            say(f"error: {sentence}")
-            sum_up(sentence)
+        local_rank = ranks.local_rank if ranks else 0
+        if local_rank != error.local_rank and not isinstance(error, SampleError):
+            # That one says it, and this one is ended meanwhile; unless it comes there much later, or has no such error.
+            time.sleep(UNTIL_ENDED_S * (1 + local_rank))
+        # Of what a loader process has raised, torch makes one text with its traceback.
+        sentence = str(error).rstrip().rpartition(f"{type(error).__name__}: ")[2]
+        say(f"error: {sentence}")
+        sum_up(sentence)
         end_the_others(error.exit_code, ranks)
         return error.exit_code
     except (Exception, SystemExit) as error:  # noqa: BLE001 - told below, by the process that can explain it
