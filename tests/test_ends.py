@@ -228,14 +228,19 @@ def begin(project: Installed, run: Path, *before: str) -> subprocess.Popen[str]:
     )
 
 
+def children_of(process: subprocess.Popen[Any]) -> dict[int, str]:
+    """Return the command lines of the processes that another one has started, by pid."""
+    pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return {int(pid): cluster.command_line(int(pid)) for pid in pids}
+
+
 def test_ctrl_c_while_the_launcher_begins_is_told(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     run = tmp_path / "run"
     process = begin(project, run, "env", "--default-signal=INT")
 
     def starts_torchrun() -> bool:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return any("torch.distributed.run" in cluster.command_line(int(pid)) for pid in children)
+        return any("torch.distributed.run" in command for command in children_of(process).values())
 
     with killed_at_last(process, run):
         wait_for(starts_torchrun, "the launcher to begin")
@@ -287,8 +292,7 @@ def test_ctrl_c_while_the_processes_of_spawn_begin_is_told_once(install: Install
     process = begin(project, tmp_path / "run", "env", "--default-signal=INT")
 
     def both_begin() -> bool:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        return sum("--multiprocessing-fork" in cluster.command_line(int(pid)) for pid in children) == 2
+        return sum("--multiprocessing-fork" in command for command in children_of(process).values()) == 2
 
     with killed_at_last(process, tmp_path / "run"):
         wait_for(both_begin, "the processes to begin")
@@ -350,8 +354,7 @@ def test_a_process_that_hangs_with_the_store_of_all_is_waited_for_no_longer(
     project = install(Target("cpu", "gloo", "spawn"), tmp_path)
     run = tmp_path / "run"
     with training(project, run, "--distributed.timeout_s", "10") as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        ranks = [int(pid) for pid in children if "--multiprocessing-fork" in cluster.command_line(int(pid))]
+        ranks = [pid for pid, command in children_of(process).items() if "--multiprocessing-fork" in command]
         # Rank 0 was started first.
         os.kill(min(ranks), signal.SIGSTOP)
         assert process.wait(timeout=90) == 1
