@@ -252,6 +252,51 @@ def test_ctrl_c_while_the_launcher_begins_is_told(install: Installer, tmp_path: 
     )
 
 
+# Starts a process that trains in a thread, as torch_xla does for each chip.
+AS_ON_CHIPS = """\
+import sys
+import torch_xla
+from my_ddl_project.__main__ import main
+from my_ddl_project.distributed import starter
+
+launch = torch_xla.launch
+torch_xla.launch = lambda function, args, debug_single_process: launch(function, args=args)
+starter._takes_one_process = lambda: False
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.xla
+def test_a_signal_ends_the_processes_that_torch_xla_has_started(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("tpu", "xla-tpu", "spawn"), tmp_path)
+    (tmp_path / "as_on_chips.py").write_text(AS_ON_CHIPS)
+    # A terminal sends Ctrl-C to all processes of the command, others send SIGTERM to the first one alone.
+    for number, send in ((signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)):
+        run = tmp_path / f"run-{number}"
+        command = ["python3", str(tmp_path / "as_on_chips.py"), "train", *LONG, "--train.run_dir", str(run)]
+        process = subprocess.Popen(
+            ["env", "--default-signal=INT", *command],
+            cwd=project.path,
+            env=project.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with killed_at_last(process, run):
+            wait_for((run / "metrics.jsonl").exists, "an epoch")
+            started = [
+                pid for pid, command in children_of(process).items() if "--multiprocessing-fork" in command
+            ]
+            assert len(started) == 1
+            send(process.pid, number)
+            _, errors = process.communicate(timeout=30)
+            wait_for(lambda: not any(map(cluster.command_line, started)), "the process to end", 10)  # noqa: B023
+        assert process.returncode == 128 + number
+        assert errors.endswith("error: stopped: start again to resume from the last checkpoint\n"), errors
+        assert "Traceback" not in errors
+
+
 def test_a_signal_while_an_end_is_noticed_does_no_harm(install: Installer, tmp_path: Path) -> None:
     """The signal comes after the kernel has said that a process ended, before torch has heard of it.
 

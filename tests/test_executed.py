@@ -256,6 +256,22 @@ def test_xla_compiles_the_first_steps_only(install: Installer, tmp_path: Path) -
     assert of_device > 0.5 * profile["step_milliseconds"], profile
 
 
+@pytest.mark.xla
+def test_chips_that_are_missing_or_shared_are_refused_in_one_sentence(
+    install: Installer, tmp_path: Path
+) -> None:
+    project = install(Target("tpu", "xla-tpu", "spawn"), tmp_path)
+    for variables, sentence in (
+        (
+            {"PJRT_DEVICE": "TPU"},
+            "there is no TPU chip on this machine: for a trial without one, set PJRT_DEVICE=CPU",
+        ),
+        ({"CPU_NUM_DEVICES": "2"}, "each process has 2 devices, not one: use a TPU v4 or later"),
+    ):
+        refused = project.run("scripts/train.sh", limit_s=120, extra=variables)
+        assert (refused.returncode, refused.stderr) == (1, f"error: {sentence}\n")
+
+
 EXCHANGE_AND_END = """
 import sys
 

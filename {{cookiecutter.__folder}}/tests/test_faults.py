@@ -272,6 +272,7 @@ def test_a_loss_whose_gradients_never_are_numbers_does_not_end_well_in_fp16(
     [
         (torch.OutOfMemoryError("Tried to allocate 2 GiB."), r"is out of memory \(it asked for 2 GiB more\): raise"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "is out of memory: raise optim."),
+        (RuntimeError("RESOURCE_EXHAUSTED: Attempting to reserve 2G"), "is out of memory: raise optim."),
         # What torch says where it cannot clip; the second is of somebody's own matrices.
         (
             NotImplementedError("Could not run 'aten::norm' with arguments from the 'SparseCPU' backend."),

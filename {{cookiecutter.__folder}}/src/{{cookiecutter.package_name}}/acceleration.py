@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .config import TrainConfig
+from .distributed import hardware
 from .errors import UsageError
 
 # What torch.compile has its kernels built with, or what starts them.
@@ -29,7 +30,7 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
     Raises:
         UsageError: if the model does not offer what that requires.
     """
-    torch.set_float32_matmul_precision(settings.matmul_precision)
+    hardware.set_matmul_precision(settings.matmul_precision)
     if settings.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.register_forward_pre_hook(_channels_last_too)

@@ -97,7 +97,8 @@ def sum_up(sentence: str) -> None:
 def explain(error: BaseException) -> str:
     """Return what has happened and the fix, for what a machine does to a training; nothing for any other error."""
     text = str(error).strip() or type(error).__name__
-    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator: can't allocate" in text:
+    no_memory = re.search("DefaultCPUAllocator: can't allocate|RESOURCE_EXHAUSTED", text)
+    if no_memory or type(error).__name__ in ("OutOfMemoryError", "MemoryError"):
         tried = re.search(r"ried to allocate ([\d.]+ \w+)", text)
         fix = "raise optim.accumulation_steps, and start again to resume; docs/speed.md says more"
         return f"is out of memory{f' (it asked for {tried[1]} more)' if tried else ''}: {fix}"

@@ -68,6 +68,9 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     cells = [(*world, batch) for batch in batches for world in worlds if batch % world[1] == 0]
     if not cells:
         raise UsageError("no batch is divisible by a number of processes: choose others with --batches or --processes")
+    # Else the smaller ones would be measured, and all of it lost.
+    if max(batches) > (samples := len(load_data(config).train)):
+        raise UsageError(f"--batches {max(batches)} is larger than the training set: choose at most {samples}")
     storage.open_folder(folder)
     rows: list[Measured] = []
     abouts: dict[tuple[int, int], dict[str, Any]] = {}

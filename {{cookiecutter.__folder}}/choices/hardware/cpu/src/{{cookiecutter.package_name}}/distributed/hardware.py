@@ -40,6 +40,13 @@ def claim(device: str, local_rank: int) -> None:
     """Make a device of its own the current one of this process: cores need none."""
 
 
+def set_matmul_precision(name: str) -> None:
+    """Set with how many bits products of float32 are computed, where the device leaves a choice."""
+    import torch
+
+    torch.set_float32_matmul_precision(name)
+
+
 def seed(number: int) -> None:
     """Seed the random numbers of the device: the CPU's are torch's own."""
 

@@ -93,6 +93,13 @@ def claim(device: str, local_rank: int) -> None:
         torch.cuda.set_device(local_rank)
 
 
+def set_matmul_precision(name: str) -> None:
+    """Set with how many bits products of float32 are computed, where the device leaves a choice."""
+    import torch
+
+    torch.set_float32_matmul_precision(name)
+
+
 def seed(number: int) -> None:
     """Seed the random numbers of the device."""
     import torch

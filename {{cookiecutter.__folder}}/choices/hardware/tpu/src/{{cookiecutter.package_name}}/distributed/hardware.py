@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from ..checks import Check
+from ..errors import UsageError
 
 NAME = "tpu"
 DEVICE = "xla"
@@ -37,7 +38,28 @@ def check(device: str, nproc_per_node: int) -> Check:
 
 
 def claim(device: str, local_rank: int) -> None:
-    """Make a device of its own the current one of this process: torch_xla has done that."""
+    """Make sure that this process has one device: torch_xla has made it the current one.
+
+    Raises:
+        UsageError: if it has several, as on a TPU v2 or v3, where torch_xla trains in as many threads of one process.
+    """
+    import torch_xla.runtime as xr
+
+    if (devices := xr.addressable_device_count()) > 1:
+        raise UsageError(f"each process has {devices} devices, not one: use a TPU v4 or later", 1)
+
+
+def set_matmul_precision(name: str) -> None:
+    """Set with how many bits products of float32 are computed: on a TPU, torch's own setting is not read."""
+    import torch
+    import torch_xla.backends
+
+    torch.set_float32_matmul_precision(name)
+    wanted = {"medium": "default"}.get(name, name)
+    # It warns of every call, whether it changes something or not.
+    if torch_xla.backends.get_mat_mul_precision() != wanted:
+        torch_xla.backends.logger.setLevel("ERROR")
+        torch_xla.backends.set_mat_mul_precision(wanted)
 
 
 def seed(number: int) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 
+from .. import early_signals
 from ..checks import Check
 from ..config import PACKAGE, DistributedConfig, Ranks
+from ..errors import UsageError
 
-DIES_WITH_PARENT = False  # torch_xla ends what it has started
+DIES_WITH_PARENT = False  # each of its processes sees to that itself
 STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
 SERVES_RENDEZVOUS = True  # torch_xla does, for the processes that it starts
 
@@ -35,17 +39,43 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     """Run ``worker`` in one process for each chip; return the exit code."""
     import torch_xla
 
-    # The CPU is one device: it needs no process of its own, and signals reach the training.
-    one_process = os.environ.get("PJRT_DEVICE") == "CPU"
+    one_process = _takes_one_process()
+    if not one_process:
+        for number in early_signals.STOP_SIGNALS:
+            signal.signal(number, _end)
+        if early_signals.received:
+            _end(signal.SIGUSR1, None)
     try:
-        torch_xla.launch(_child, args=(worker,), debug_single_process=one_process)
+        torch_xla.launch(_child, args=(worker, os.getpid()), debug_single_process=one_process)
     except SystemExit as end:
         return int(str(end.code))
+    except ValueError as error:
+        # It starts a pool of as many processes as it finds chips.
+        if "max_workers" not in str(error):
+            raise
+        raise UsageError("there is no TPU chip on this machine: for a trial without one, set PJRT_DEVICE=CPU", 1) from error
     return 0
 
 
-def _child(index: int, worker: Callable[[], int]) -> None:
+def _takes_one_process() -> bool:
+    """Tell whether there is one device, the CPU: it needs no process of its own, and signals reach the training."""
+    return os.environ.get("PJRT_DEVICE") == "CPU"
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """End this command and with it its processes, whose trainings are threads and see no signal."""
+    print("error: stopped: start again to resume from the last checkpoint", file=sys.stderr, flush=True)
+    # Any other way out waits for the processes; of this one, the kernel tells them.
+    os._exit(128 + number)
+
+
+def _child(index: int, worker: Callable[[], int], parent: int) -> None:
     global _in_child
+    if os.getpid() != parent:
+        early_signals.die_with_parent()
+        # It may have died before.
+        if os.getppid() != parent:
+            os._exit(1)
     _in_child = True
     try:
         code = worker()

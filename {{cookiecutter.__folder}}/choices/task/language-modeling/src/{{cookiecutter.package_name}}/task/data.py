@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import random
 import sysconfig
 from pathlib import Path
@@ -72,8 +71,11 @@ def load(settings: TaskConfig) -> Data:
 
 
 def _source_code_of_python(folder: Path) -> Path:
-    """Return a file of the standard library's modules, mixed; the first process of each node writes it if need be."""
-    file = folder / f"python-{platform.python_version()}.txt"
+    """Return a file of the standard library's modules, mixed; the first process of each node writes it if need be.
+
+    It is kept: a checkpoint of this folder is measured with the same text when Python has been updated.
+    """
+    file = folder / "python.txt"
 
     def write() -> None:
         if file.exists():
