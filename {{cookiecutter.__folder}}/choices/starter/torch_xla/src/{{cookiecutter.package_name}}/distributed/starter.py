@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import active_children
 from types import FrameType
 
 from .. import early_signals
@@ -63,10 +64,13 @@ def _takes_one_process() -> bool:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End this command and with it its processes, whose trainings are threads and see no signal."""
+    """End this command and its processes, whose trainings are threads and see no signal."""
+    early_signals.ignore_stop_signals()
     print("error: stopped: start again to resume from the last checkpoint", file=sys.stderr, flush=True)
-    # Any other way out waits for the processes; of this one, the kernel tells them.
-    os._exit(128 + number)
+    # Else the way out waits for them.
+    for child in active_children():
+        child.kill()
+    sys.exit(128 + number)
 
 
 def _child(index: int, worker: Callable[[], int], parent: int) -> None:
