@@ -149,7 +149,8 @@ def refuse_metrics_of_many_numbers(outputs: Any, targets: Any, objective: Object
                 scorer.run([(outputs, targets)])
         except Exception as error:  # noqa: BLE001 - a batch may be too few samples for it
             said = " ".join(f"{type(error).__name__}: {error}".split())
-            logger.warning("the metric %s cannot be computed of the first batch alone (%s)", name, said)
+            ends = "if the whole validation set gives that error too, the first evaluation ends the training"
+            logger.warning("the metric %s cannot be computed of the first batch alone (%s): %s", name, said, ends)
         if name in scorer.state.metrics:
             one_number(name, scorer.state.metrics[name])
 

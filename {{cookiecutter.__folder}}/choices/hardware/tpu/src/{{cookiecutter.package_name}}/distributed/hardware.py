@@ -14,6 +14,9 @@ DEVICE = "xla"
 DEVICES: tuple[str, ...] = (DEVICE,)
 TRIAL: tuple[str, ...] = ()  # settings to add for a trial without a TPU: PJRT_DEVICE=CPU says it
 ENVIRONMENT = {"PJRT_DEVICE": "TPU"}  # for every process, unless set
+if os.environ.get("PJRT_DEVICE") == "CPU":
+    # Optimizing its few steps takes LLVM longer than the whole trial takes without.
+    ENVIRONMENT["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16")  # fp16 would need its losses scaled
 SHOWS_DRAWS = False  # its generator tells whether somebody has drawn
