@@ -54,7 +54,8 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
         # It starts a pool of as many processes as it finds chips.
         if "max_workers" not in str(error):
             raise
-        raise UsageError("there is no TPU chip on this machine: for a trial without one, set PJRT_DEVICE=CPU", 1) from error
+        said = "there is no TPU chip on this machine: for a trial without one, set PJRT_DEVICE=CPU"
+        raise UsageError(said, 1) from error
     return 0
 
 
