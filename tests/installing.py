@@ -219,5 +219,7 @@ def _environment(target: Target, project: Path, venv: Path, constraints: Path | 
         environment.pop("UV_TORCH_BACKEND", None)
         environment["PJRT_DEVICE"] = "CPU"
         # As the project sets it for its commands, also where a test imports torch_xla before.
-        environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        environment["XLA_FLAGS"] = (
+            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        )
     return environment
