@@ -89,11 +89,12 @@ WORDS = {
 
 
 class Page(NamedTuple):
-    """A page, the file of the repository that it comes from, and the one from which its links start."""
+    """A page, the file of the repository that it comes from, the one from which its links start, and more that it holds."""
 
     text: str
     source: str
     start: str
+    more: tuple[str, ...] = ()
 
 
 @cache
@@ -143,10 +144,10 @@ def project_pages(folder: Path, language: str) -> Iterator[tuple[str, Page]]:
         # Of a language, its translations alone.
         sources = [file for file in files if language_of(file) == language]
         if sources:
-            path = sources[0].relative_to(ROOT).as_posix()
+            path, *more = (source.relative_to(ROOT).as_posix() for source in sources)
             # Its links lead to pages of the same language.
             start = f"{language}/{PROJECT.name}/{name}" if also else f"{PROJECT.name}/{name}"
-            page = Page(project_page(sources[0], of_targets, WORDS[language]), path, start)
+            page = Page(project_page(sources[0], of_targets, WORDS[language]), path, start, tuple(more))
             yield place_of(Path(name), language), page
 
 
@@ -253,7 +254,7 @@ def gather(folder: Path) -> None:
     assets = [
         file for file in (ROOT / "docs").iterdir() if file.suffix in (".html", ".png", ".svg", ".css", ".js")
     ]
-    places = {name: place for place, page in pages.items() for name in (page.start, page.source)}
+    places = {name: place for place, page in pages.items() for name in (page.start, page.source, *page.more)}
     places |= {f"docs/{file.name}": file.name for file in assets}
     places |= {"README.md": "index.md", "README.md#choose": "choose.md"}
     for language in LANGUAGES:
@@ -264,7 +265,9 @@ def gather(folder: Path) -> None:
             shutil.copy(file, docs)
         mine = [place for place in pages if language_on(place) == language]
         for place in mine:
-            source = f"<small>[{WORDS[language].source}]({GITHUB}{quote(pages[place].source)})</small>"
+            files = (pages[place].source, *pages[place].more)
+            links = (f"[{WORDS[language].source}]({GITHUB}{quote(name)})" for name in files)
+            source = f"<small>{' · '.join(links)}</small>"
             file = docs / place.removeprefix(prefix)
             file.parent.mkdir(exist_ok=True)
             file.write_text(f"{with_links(place, pages[place], places)}\n\n{source}\n", encoding="utf-8")

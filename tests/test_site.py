@@ -116,9 +116,7 @@ def test_every_link_to_a_file_of_the_repository_names_one(pages: dict[str, Reade
 def test_every_page_of_the_repository_and_its_projects_is_on_the_site(pages: dict[str, Reader]) -> None:
     (project,) = ROOT.glob("{{*}}")
     files = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/results/*.md")]
-    # One page has what several starters say of a launcher, and names the first of them.
-    one_page = {file.name: file for file in sorted(project.glob("choices/*/*/docs/*.md"), reverse=True)}
-    files += [*project.glob("docs/*.md"), *one_page.values()]
+    files += [*project.glob("docs/*.md"), *project.glob("choices/*/*/docs/*.md")]
     sources = {unquote(link) for page in pages.values() for link in page.links}
     missing = [
         str(file) for file in files if not any(link.endswith(str(file.relative_to(ROOT))) for link in sources)

@@ -117,7 +117,7 @@ def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, mo
     assert answer.code == 2 + len(distributed.TRIAL)
     batches = [int(number) for number in asked["batches"].split(",")]
     assert batches[:4] == [2, 8, 32, 128]
-    # The data of these tests have 1,200 samples.
+    # The data of these tests have 1,024 samples.
     assert batches[-1] == 512
 
 
@@ -127,6 +127,7 @@ def test_the_preset_takes_batches_as_far_as_there_are_samples(tmp_path: Path, mo
         (["--processes", "0"], "--processes 0 must be numbers from 1 on"),
         (["--batches", "many"], "--batches many must be numbers"),
         (["--processes", "3", "--batches", "64"], "no batch is divisible by a number of processes"),
+        (["--batches", "64,2048"], "--batches 2048 is larger than the training set: choose at most 1024"),
     ],
 )
 def test_numbers_that_cannot_work_are_refused(tmp_path: Path, arguments: list[str], sentence: str) -> None:
