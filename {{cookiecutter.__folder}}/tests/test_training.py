@@ -330,6 +330,35 @@ def test_a_killed_run_ends_where_an_undisturbed_one_ends(
     }
 
 
+@pytest.mark.parametrize(("processes", "strategy", "step"), [(1, "ddp", 30), (2, "ddp", 15), (2, "zero1", 15)])
+def test_an_evaluation_that_fails_costs_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, strategy: str, step: int
+) -> None:
+    if not offered(strategy):
+        return
+    # Of 30 steps.
+    learning = (*RANDOM, *EXACT, "--train.evaluate_every", f"{step} steps", "--distributed.strategy", strategy)
+    whole = train(tmp_path / "whole", processes, *learning)
+    folder = tmp_path / "failed"
+    settings = (*learning, "--train.run_dir", str(folder), "--train.save_every", "4 steps")
+    with monkeypatch.context() as failing:
+        failing.setenv("SMALL_METRICS", "failing")
+        command = distributed.local_command(processes, ["train", *settings, *distributed.TRIAL])
+        failed = run(command, FOLDERS["small"])
+    assert failed.code not in (0, config.EXIT_RESUMABLE)
+    assert "ZeroDivisionError: no sample is positive" in failed.errors
+    continued = train(folder, processes, *settings)
+    # What ranks have shared out, all of them save together, and one of them may have failed alone.
+    assert Path(continued.summary["resumed_from"]).stem == ("last_12" if strategy == "zero1" else f"last_{step}")
+    told = f"the evaluation after step {step} has failed: its steps are saved, and the next start begins with it"
+    assert (told in failed.errors) == (strategy == "ddp")
+    assert [record["iteration"] for record in continued.records] == list(range(step, 31, step))
+    assert without_times(continued.records) == without_times(whole.records)
+    assert without_times(continued.steps) == without_times(whole.steps)
+    assert "evaluations until now" not in continued.log
+    assert_equal_weights(whole, continued, tolerance=0)
+
+
 def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = {randomness.stream(seed, rank, step) for seed in range(3) for rank in range(8) for step in range(100)}
     assert len(seeds) == 2400

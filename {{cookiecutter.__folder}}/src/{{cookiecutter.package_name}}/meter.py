@@ -89,6 +89,11 @@ class Meter:
         self._evaluation = _Totals()
 
     @property
+    def steps(self) -> int:
+        """The steps since the last evaluation, as far as they have been read."""
+        return self._evaluation.steps
+
+    @property
     def loss(self) -> float:
         """The mean loss since the last evaluation, as far as it has been read."""
         return self._evaluation.mean_loss

@@ -88,6 +88,9 @@ def train(run: RunDirectory, config: Config) -> int:
     evaluate_every = max(steps_of(config.train.evaluate_every, len(batches)), 1)
     save_every = max(steps_of(config.train.save_every, len(batches)), 1) if config.train.save_every else evaluate_every
 
+    def is_due(step: int) -> bool:
+        return step % evaluate_every == 0 or step == last_step
+
     torch.manual_seed(config.train.seed)
     seed_samples(config.train.seed)
     plain_model: nn.Module = create_model(config.task, data)
@@ -129,12 +132,14 @@ def train(run: RunDirectory, config: Config) -> int:
         group_settings.apply_changes()
         lay_out_like_weights(optimizer)
     run.take_up_records(trainer.state.iteration)
-    evaluations = trainer.state.iteration // evaluate_every
+    # The one before has ended in it, or it is due by what has changed since.
+    lacks_evaluation = is_due(trainer.state.iteration) and meter.steps > 0
+    evaluations = trainer.state.iteration // evaluate_every - lacks_evaluation
     as_often = all(change.name != "train.evaluate_every" for change in run.changes)
     if run.writes and len(run.records) < evaluations and as_often:
         logger.warning("metrics.jsonl has %s of the %s evaluations until now", len(run.records), evaluations)
     at_end = trainer.state.iteration >= last_step
-    if at_end or run.is_out_of_patience():
+    if not lacks_evaluation and (at_end or run.is_out_of_patience()):
         limit = "epochs" if config.train.max_iterations is None else "max_iterations"
         limit = f"train.{limit if at_end else 'patience'}"
         run.refuse_changes(limit)
@@ -177,16 +182,33 @@ def train(run: RunDirectory, config: Config) -> int:
         # The others would leave otherwise, and a launcher then ends the one that writes.
         collectives.rank_zero_only(run.background.wait)
 
+    def save_unmeasured() -> None:
+        # Not where all ranks save together: it may be this one alone whose evaluation has failed.
+        if world_size > 1 and config.distributed.strategy in ("zero1", "fsdp2"):
+            return
+        # Whatever keeps it from being saved, the evaluation's own error is the one to tell.
+        with contextlib.suppress(Exception):
+            save_last(trainer)
+            run.background.wait()
+            if run.writes:
+                then = "its steps are saved, and the next start begins with it"
+                logger.warning("the evaluation after step %s has failed: %s", trainer.state.iteration, then)
+
     def evaluate_and_save() -> None:
         stopwatch.begin("evaluation")
         agree()
         collectives.require_equal_weights(plain_model, trainer.state.iteration)
         speed = meter.samples_per_second
-        metrics = evaluate(measured, val_loader, config, objective)
-        write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
+        try:
+            metrics = evaluate(measured, val_loader, config, objective)
+            write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
+        except Exception:
+            save_unmeasured()
+            raise
         run.append(
             {
-                "epoch": trainer.state.epoch,
+                # Before the first step of this process, ignite has not counted it.
+                "epoch": math.ceil(trainer.state.iteration / len(batches)),
                 "iteration": trainer.state.iteration,
                 "train_loss": one_number("train_loss", meter.loss),
                 **metrics,
@@ -212,6 +234,12 @@ def train(run: RunDirectory, config: Config) -> int:
         meter.restart_clock()
         stopwatch.begin("loop")
 
+    def has_ended() -> bool:
+        if trainer.state.iteration < last_step and run.is_out_of_patience():
+            logger.info("ends early: no better score in the last %s evaluations", config.train.patience)
+            return True
+        return trainer.state.iteration >= last_step
+
     # Which samples come next follows from the number of steps done: a resumed run takes the right ones.
     trainer.add_event_handler(Events.EPOCH_STARTED, lambda: batches.start_at(trainer.state.iteration))
     trainer.add_event_handler(Events.ITERATION_STARTED, scheduler)
@@ -228,11 +256,9 @@ def train(run: RunDirectory, config: Config) -> int:
     @trainer.on(Events.ITERATION_COMPLETED)
     def after_step() -> None:
         step = trainer.state.iteration
-        if step % evaluate_every == 0 or step == last_step:
+        if is_due(step):
             evaluate_and_save()
-            if step == last_step or run.is_out_of_patience():
-                if step < last_step:
-                    logger.info("ends early: no better score in the last %s evaluations", config.train.patience)
+            if has_ended():
                 trainer.terminate()
         elif step % save_every == 0:
             save(trainer)
@@ -249,7 +275,11 @@ def train(run: RunDirectory, config: Config) -> int:
         told_with_step(trainer, meter),
         profile,
     ):
-        trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
+        if lacks_evaluation:
+            meter.restart_clock()
+            evaluate_and_save()
+        if not (lacks_evaluation and has_ended()):
+            trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     if signals.stopped:
         run.mark_stopped()
         # On other nodes, this node's supervision may not see the mark in time.

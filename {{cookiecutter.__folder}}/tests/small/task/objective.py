@@ -52,6 +52,11 @@ class LargestError(Metric):
         return self.largest
 
 
+class Failing(MeanAbsoluteError):
+    def compute(self) -> float:
+        raise ZeroDivisionError("no sample is positive")
+
+
 def metrics(device: torch.device) -> dict[str, Metric]:
     table: dict[str, Metric] = {"error": MeanAbsoluteError(device=device)}
     for name in os.environ.get("SMALL_METRICS", "").split():
@@ -67,6 +72,8 @@ def metrics(device: torch.device) -> dict[str, Metric]:
             table[name] = Precision(average=True, device=device, output_transform=as_classes)
         elif name == "nothing":
             table[name] = MetricsLambda(lambda value: value * math.nan, MeanAbsoluteError(device=device))
+        elif name == "failing":
+            table[name] = Failing(device=device)
         elif name == "each":
             table[name] = Precision(average=False, device=device, output_transform=as_classes)
     return table
