@@ -21,7 +21,7 @@ from torch import nn
 
 from . import collectives, storage
 from .copies import Copies, on_cpu
-from .distributed import hardware, transport
+from .distributed import backend, hardware, transport
 from .errors import UsageError
 from .run_directory import RunDirectory, score
 from .storage import saved_checkpoints, step_of
@@ -265,6 +265,16 @@ def sharding() -> Any:
     if importlib.util.find_spec(name) is None:
         raise UsageError(f"a folder is a checkpoint of fsdp2, which {transport.NAME} does not have: choose a file")
     return importlib.import_module(name)
+
+
+def take_up_best(run: RunDirectory, best: Checkpoint) -> None:
+    """Let ``best`` know of the checkpoint that followed the run's last record, which the one that is resumed does not."""
+    step = run.records[-1]["iteration"]
+    # Rank 0 looks: other nodes may have an older view of the folder.
+    names = [file.name for file in saved_checkpoints(run.checkpoints, "best") if step_of(file) == step]
+    if names := backend.all_gather_object(names)[0]:
+        best.load_state_dict({**best.state_dict(), "_saved": [(score(run.records[-1]), names[0])]})
+        take_stock(run.checkpoints, best)
 
 
 def take_stock(folder: Path, *checkpoints: Checkpoint) -> None:

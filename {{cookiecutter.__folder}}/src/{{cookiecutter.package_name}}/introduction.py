@@ -196,8 +196,12 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             refuse_metrics_of_many_numbers(outputs, targets, objective)
         except UsageError:
             raise
-        except Exception:  # noqa: BLE001 - the training itself has taken it
+        except Exception as error:  # the training itself has taken it
+            if collectives.is_shared_out(model):
+                # The others wait for this rank, in an exchange to which it does not come.
+                raise
             outputs = targets = None
+            failure = " ".join(f"{type(error).__name__}: {error}".split())
         looks: list[Callable[..., tuple[float, float]]] = [partial(loss_of_halves, (outputs, targets))]
         # Where each pass is an exchange, a rank whose batch cannot be cut would leave the others waiting.
         if not collectives.is_shared_out(model):

@@ -24,7 +24,8 @@ class WeightAverage:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: Engine, scaler: torch.amp.GradScaler
     ) -> None:
         self.model, self.optimizer, self.trainer, self.scaler = model, optimizer, trainer, scaler
-        self._step = 0
+        # They are equal now, at the beginning as after a checkpoint.
+        self._step = trainer.state.iteration
 
     def attach(self, *periods: int) -> None:
         """Average whenever so many steps are done, for each of the periods; to be attached before what needs equal ranks."""

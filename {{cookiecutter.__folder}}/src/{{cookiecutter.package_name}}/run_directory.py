@@ -19,7 +19,7 @@ from .background import Background
 from .changes import Change, changed_settings, changes_results
 from .config import Config, to_dict
 from .curves import draw_curves
-from .distributed import hardware, launcher
+from .distributed import backend, hardware, launcher
 from .errors import UsageError
 from .task import objective
 from .tracking import Tracking
@@ -147,8 +147,8 @@ class RunDirectory:
         refusal = ""
         if any(changes_results(change, self.config.distributed.strategy) for change in self.changes):
             changes = ", ".join(map(str, self.changes))
-            fix = f"choose another train.run_dir, or change {limit} alone to train this one longer"
-            refusal = f"{self.path} is finished, with other settings ({changes}): {fix}"
+            fix = f"choose another train.run_dir, or raise {limit} alone to train this one longer"
+            refusal = f"{self.path} has no steps left to do, and was trained with other settings ({changes}): {fix}"
         _refuse(refusal, exit_code=2)
 
     def take_up_records(self, iteration: int) -> None:
@@ -157,6 +157,14 @@ class RunDirectory:
         if file.exists():
             records = self._read_lines(file, ("iteration", "epoch", "train_loss", "val_loss", f"val_{objective.SCORE}"))
             self.records = [record for record in records if record["iteration"] <= iteration]
+
+    def share_record(self, iteration: int) -> bool:
+        """Tell every rank whether rank 0 has read the record of an evaluation after so many steps, which all have then."""
+        mine = [record for record in self.records if record["iteration"] == iteration]
+        # A node may have an older view of the file.
+        found = backend.all_gather_object(mine)[0]
+        self.records = [record for record in self.records if record["iteration"] < iteration] + found
+        return bool(found)
 
     def _read_lines(self, file: Path, names: Sequence[str]) -> list[Record]:
         """Return the records of a file up to the first that lacks a number of these ``names``, which rank 0 warns of."""

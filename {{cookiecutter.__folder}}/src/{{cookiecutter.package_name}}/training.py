@@ -118,6 +118,11 @@ def train(run: RunDirectory, config: Config) -> int:
     kept = nn.ModuleList([plain_model, measured])
     save_last, save_best = checkpoints.create_checkpoints(run, trainer, state, measured)
 
+    def follow_evaluation() -> None:
+        meter.reset()
+        if may_be_best(run.records[-1]):
+            save_best(trainer)
+
     resumed_from = checkpoints.checkpoint_to_resume(run)
     if resumed_from:
         objects = {**save_last.to_save, "checkpointer": save_last}
@@ -131,12 +136,16 @@ def train(run: RunDirectory, config: Config) -> int:
         scheduler.lr_scheduler.last_epoch = trainer.state.iteration
         group_settings.apply_changes()
         lay_out_like_weights(optimizer)
+        if resumed_from == Path(config.train.resume) and is_due(trainer.state.iteration):
+            # It has been evaluated where it comes from.
+            meter.reset()
     run.take_up_records(trainer.state.iteration)
-    # The one before has ended in it, or it is due by what has changed since.
-    lacks_evaluation = is_due(trainer.state.iteration) and meter.steps > 0
-    evaluations = trainer.state.iteration // evaluate_every - lacks_evaluation
+    # A checkpoint is older than the evaluation of its step, and does not know of it.
+    is_measured = run.share_record(trainer.state.iteration)
+    lacks_evaluation = is_due(trainer.state.iteration) and meter.steps > 0 and not is_measured
+    evaluations = trainer.state.iteration // evaluate_every
     as_often = all(change.name != "train.evaluate_every" for change in run.changes)
-    if run.writes and len(run.records) < evaluations and as_often:
+    if run.writes and len(run.records) + lacks_evaluation < evaluations and as_often:
         logger.warning("metrics.jsonl has %s of the %s evaluations until now", len(run.records), evaluations)
     at_end = trainer.state.iteration >= last_step
     if not lacks_evaluation and (at_end or run.is_out_of_patience()):
@@ -146,13 +155,22 @@ def train(run: RunDirectory, config: Config) -> int:
         if resumed_from == Path(config.train.resume):
             raise UsageError(f"the training of {resumed_from} has reached its end: raise {limit} to train it further")
         logger.info("%s is complete: raise %s to train longer, or choose another train.run_dir", run.path, limit)
-        # It may have been killed between its last checkpoint and its summary.
-        return 0 if run.is_finished(trainer.state.iteration) else finish(run, kept, resumed_from, title_of(data))
+        if run.is_finished(trainer.state.iteration):
+            return 0
+        # It was killed between its last evaluation and its summary.
+        if is_measured:
+            checkpoints.take_up_best(run, save_best)
+            follow_evaluation()
+            collectives.rank_zero_only(run.background.wait)
+        return finish(run, kept, resumed_from, title_of(data))
 
     # From here on, the run is changed: whatever was refused has left it as it was.
     if resumed_from and resumed_from == Path(config.train.resume):
         checkpoints.put_later_ones_aside(run, trainer.state.iteration)
     run.begin(trainer.state.iteration)
+    if is_measured:
+        checkpoints.take_up_best(run, save_best)
+        follow_evaluation()
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":
@@ -182,29 +200,16 @@ def train(run: RunDirectory, config: Config) -> int:
         # The others would leave otherwise, and a launcher then ends the one that writes.
         collectives.rank_zero_only(run.background.wait)
 
-    def save_unmeasured() -> None:
-        # Not where all ranks save together: it may be this one alone whose evaluation has failed.
-        if world_size > 1 and config.distributed.strategy in ("zero1", "fsdp2"):
-            return
-        # Whatever keeps it from being saved, the evaluation's own error is the one to tell.
-        with contextlib.suppress(Exception):
-            save_last(trainer)
-            run.background.wait()
-            if run.writes:
-                then = "its steps are saved, and the next start begins with it"
-                logger.warning("the evaluation after step %s has failed: %s", trainer.state.iteration, then)
-
-    def evaluate_and_save() -> None:
-        stopwatch.begin("evaluation")
+    def save_and_evaluate() -> None:
+        stopwatch.begin("checkpoint")
         agree()
         collectives.require_equal_weights(plain_model, trainer.state.iteration)
+        # First, as an evaluation may fail, be killed, or take longer than there is time.
+        save_last(trainer)
+        stopwatch.begin("evaluation")
         speed = meter.samples_per_second
-        try:
-            metrics = evaluate(measured, val_loader, config, objective)
-            write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
-        except Exception:
-            save_unmeasured()
-            raise
+        metrics = evaluate(measured, val_loader, config, objective)
+        write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
         run.append(
             {
                 # Before the first step of this process, ignite has not counted it.
@@ -226,11 +231,8 @@ def train(run: RunDirectory, config: Config) -> int:
             "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()),
             speed,
         )
-        meter.reset()
         stopwatch.begin("checkpoint")
-        if may_be_best(run.records[-1]):
-            save_best(trainer)
-        save_last(trainer)
+        follow_evaluation()
         meter.restart_clock()
         stopwatch.begin("loop")
 
@@ -257,7 +259,7 @@ def train(run: RunDirectory, config: Config) -> int:
     def after_step() -> None:
         step = trainer.state.iteration
         if is_due(step):
-            evaluate_and_save()
+            save_and_evaluate()
             if has_ended():
                 trainer.terminate()
         elif step % save_every == 0:
@@ -277,7 +279,7 @@ def train(run: RunDirectory, config: Config) -> int:
     ):
         if lacks_evaluation:
             meter.restart_clock()
-            evaluate_and_save()
+            save_and_evaluate()
         if not (lacks_evaluation and has_ended()):
             trainer.run(train_loader, max_epochs=math.ceil(last_step / len(batches)))
     if signals.stopped:
