@@ -797,6 +797,10 @@ def test_ranks_that_train_apart_go_on_with_what_belongs_to_all(monkeypatch: pyte
     optimizer = torch.optim.SGD([weight])
     trainer: Any = SimpleNamespace(state=SimpleNamespace(iteration=1))
     average = local_sgd.WeightAverage(nn.Module(), optimizer, trainer, torch.amp.GradScaler("cpu", init_scale=4.0))
+    # After a checkpoint, all are equal: nothing is averaged before the next step.
+    average.average()
+    assert not optimizer.state[weight]
+    trainer.state.iteration = 2
     others = [{"step": ((), torch.float32, "meta"), "momentum_buffer": ((2,), torch.float32, "meta")}]
     monkeypatch.setattr(local_sgd.backend, "all_gather_object", lambda mine: [others])
     average.even_out()
