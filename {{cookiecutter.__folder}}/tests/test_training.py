@@ -353,7 +353,8 @@ def test_an_evaluation_that_fails_costs_no_step(
     assert without_times(continued.records) == without_times(whole.records)
     assert without_times(continued.steps) == without_times(whole.steps)
     assert "evaluations until now" not in continued.log
-    assert_equal_weights(whole, continued, tolerance=0)
+    # What is compiled for another process may round otherwise.
+    assert_equal_weights(whole, continued, tolerance=1e-6)
 
 
 def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
