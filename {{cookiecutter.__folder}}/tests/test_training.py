@@ -353,8 +353,8 @@ def test_an_evaluation_that_fails_costs_no_step(
     assert without_times(continued.records) == without_times(whole.records)
     assert without_times(continued.steps) == without_times(whole.steps)
     assert "evaluations until now" not in continued.log
-    # What is compiled for another process may round otherwise.
-    assert_equal_weights(whole, continued, tolerance=1e-6)
+    # A device that compiles, which does not show draws either, may round otherwise in another process.
+    assert_equal_weights(whole, continued, tolerance=0 if distributed.hardware.SHOWS_DRAWS else 1e-6)
 
 
 def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,10 @@ def train(run: RunDirectory, config: Config) -> int:
         if may_be_best(run.records[-1]):
             save_best(trainer)
 
+    def take_up_evaluation() -> None:
+        checkpoints.take_up_best(run, save_best)
+        follow_evaluation()
+
     resumed_from = checkpoints.checkpoint_to_resume(run)
     if resumed_from:
         objects = {**save_last.to_save, "checkpointer": save_last}
@@ -159,8 +163,7 @@ def train(run: RunDirectory, config: Config) -> int:
             return 0
         # It was killed between its last evaluation and its summary.
         if is_measured:
-            checkpoints.take_up_best(run, save_best)
-            follow_evaluation()
+            take_up_evaluation()
             collectives.rank_zero_only(run.background.wait)
         return finish(run, kept, resumed_from, title_of(data))
 
@@ -169,8 +172,7 @@ def train(run: RunDirectory, config: Config) -> int:
         checkpoints.put_later_ones_aside(run, trainer.state.iteration)
     run.begin(trainer.state.iteration)
     if is_measured:
-        checkpoints.take_up_best(run, save_best)
-        follow_evaluation()
+        take_up_evaluation()
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":
