@@ -129,7 +129,7 @@ def docker(session: nox.Session) -> None:
 
 @nox.session
 def trackers(session: nox.Session) -> None:
-    """Train, stop and resume with the trackers that fewer people use, and read back what each has kept."""
+    """Train, stop and resume with the trackers that `everything` leaves out, and read back what each has kept."""
     executed(session, "trackers", "-n", "2")
 
 
@@ -143,8 +143,8 @@ def seldom(session: nox.Session) -> None:
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes.
 
-    Without the images, the other versions, the browser, chaos, the trackers that fewer people use and what a change seldom
-    breaks, whose sessions run once a week.
+    Without the images, the other versions, the browser, chaos, most trackers and what a change seldom breaks, whose sessions
+    run once a week.
     """
     executed(
         session, "not (chaos or docker or versions or trackers or seldom)", "-n", "2", "--dist", "worksteal"

@@ -29,7 +29,7 @@ Written by the tests, never by hand.
 
 *Difference* is the largest one of any weight, after 44 steps, to the same steps of a single process in plain torch.
 
-A GPU was used where a row says "executed on GPU", and nowhere else; CI trains these targets with two processes as stand-ins. No test here has used a real TPU, and no Kubernetes
+A GPU was used where a row says "executed on GPU", and nowhere else; the tests train these targets with two processes as stand-ins. No test here has used a real TPU, and no Kubernetes
 cluster has accepted a manifest.
 
 | hardware | backend | launcher | status | processes | date | versions | difference |

@@ -15,7 +15,7 @@ import cluster
 import equality
 import matrix
 import pytest
-from baking import QUESTIONS, ROOT, SUPPORT, TARGETS, Target
+from baking import ADDS_NOTHING, QUESTIONS, ROOT, SUPPORT, TARGETS, TRAINED_AS_A_STAND_IN, Target
 from conftest import Bake
 from installing import EXCHANGE, Installed, Installer
 from launching import BYTES, lines_without_speed, processes_with, train, wait_for
@@ -32,25 +32,18 @@ ON_NODES = ("slurm", "kubernetes")
 
 
 def marks_of(target: Target) -> list[pytest.MarkDecorator]:
-    """What a target requires, and whether it adds anything to the others.
-
-    What makes a GPU's project meets every launcher in those of nccl, and every other backend in that of its first
-    launcher; each of these backends meets its other launchers in the projects for the CPU. No file of the rest is its own.
-    """
+    """What a target requires, and whether it adds anything to the others: see ADDS_NOTHING."""
     if target.launcher in ON_NODES:
         marks = [pytest.mark.cluster]
     elif target.backend in OF_BACKEND:
         marks = [OF_BACKEND[target.backend]]
     else:
         marks = [pytest.mark.mpi] if target.launcher == "mpirun" else []
-    first = SUPPORT[target.backend]["launchers"][0]
-    if target.hardware == "gpu" and target.backend != "nccl" and target.launcher != first:
-        marks.append(pytest.mark.seldom)
-    return marks
+    return [*marks, *([pytest.mark.seldom] if target in ADDS_NOTHING else [])]
 
 
 RUNNABLE = [pytest.param(target, id=str(target), marks=marks_of(target)) for target in TARGETS]
-REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
+REPRESENTATIVE = TRAINED_AS_A_STAND_IN[0]
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
 # others what the same source could fail with them.
 WITH_OWN_TESTS = {

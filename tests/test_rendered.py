@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tomli
 from baking import (
+    ADDS_NOTHING,
     CONTEXT,
     FULL,
     QUESTIONS,
@@ -220,6 +221,14 @@ def test_files_that_are_not_a_target_s_own_are_identical_over_all_targets(
                 versions[name].add(content)
     assert [name for name, contents in versions.items() if len(contents) > 1] == []
     assert len(versions) > 15, "most files are shared"
+
+
+def test_a_target_that_ci_does_not_train_has_no_source_of_its_own(full: dict[Target, BakedProject]) -> None:
+    trained, rest = set(), set()
+    for target, project in full.items():
+        sources = (name for name in project.files() if name.startswith(("src/", "scripts/", "configs/")))
+        (rest if target in ADDS_NOTHING else trained).update((name, project.read(name)) for name in sources)
+    assert sorted(name for name, _ in rest - trained) == []
 
 
 def test_the_parts_of_every_target_have_what_is_asked_of_them(full: dict[Target, BakedProject]) -> None:

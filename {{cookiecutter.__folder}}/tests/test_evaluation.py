@@ -206,7 +206,7 @@ def test_a_score_that_is_no_number_names_no_best_checkpoint(tmp_path: Path, monk
     run = train(tmp_path / "run", 1, "--train.epochs", "1")
     assert run.summary["best"]["checkpoint"] is None
     assert not list((run.path / "checkpoints").glob("best_*"))
-    assert "val_nothing: not a number, so that this evaluation cannot be the best" in run.log
+    assert "warning: val_nothing: not a number, so that this evaluation cannot be the best" in run.log
     assert "there is no best checkpoint" in run.log
     # What is no number is null in JSON.
     evaluated = json.loads(call("evaluate", "--checkpoint", str(run.checkpoint()), *ONE).output)

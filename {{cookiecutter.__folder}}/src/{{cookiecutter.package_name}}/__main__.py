@@ -237,7 +237,8 @@ def best_of(checkpoint: str) -> str:
         return checkpoint
     found = storage.saved_checkpoints(Path(checkpoint) / "checkpoints", "best")
     if not found:
-        raise UsageError(f"{checkpoint} holds no checkpoints/best_*: choose the folder of a run that has one")
+        fix = "choose one of its checkpoints, or the folder of a run that has one"
+        raise UsageError(f"{checkpoint} holds no checkpoints/best_*, as a score that is a number leaves one: {fix}")
     return str(max(found, key=lambda file: file.stat().st_mtime))
 
 

@@ -116,7 +116,8 @@ class RunDirectory:
         if self.writes:
             handlers.append(storage.LogFile(self.path / "log.txt"))
         for handler in handlers:
-            handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(message)s", "%H:%M:%S"))
+            handler.setFormatter(logging.Formatter(f"%(asctime)s {rank}%(warning)s%(message)s", "%H:%M:%S"))
+            handler.addFilter(_marked)
             logger.addHandler(handler)
         for warning in self.warnings:
             logger.warning("%s", warning)
@@ -255,7 +256,7 @@ class RunDirectory:
             place["best"] = best
             draw_curves(self.records, self.path / "curves.png", title)
             text = "done in %.0f s: %s %.4g at the end, best %.4g after step %s (%s); all is in %s"
-            values = (last[key], best[key], best["iteration"], best["checkpoint"])
+            values = (last[key], best[key], best["iteration"], best["checkpoint"] or "no checkpoint")
             logger.info(text, place["wall_time_s"], key, *values, self.path)
             kept = self.path / best["checkpoint"] if best["checkpoint"] else None
             self.tracking.finish(self.path / "curves.png", kept)
@@ -293,6 +294,12 @@ def score(record: Record) -> float:
 def may_be_best(record: Record) -> bool:
     """Tell whether the score of an evaluation is a number."""
     return score(record) > -math.inf
+
+
+def _marked(record: logging.LogRecord) -> bool:
+    """Let a warning be told from what is only said."""
+    record.warning = "warning: " if record.levelno >= logging.WARNING else ""
+    return True
 
 
 def _refuse(refusal: str, exit_code: int) -> None:
