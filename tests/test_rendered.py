@@ -224,7 +224,8 @@ def test_files_that_are_not_a_target_s_own_are_identical_over_all_targets(
 
 
 def test_a_target_that_ci_does_not_train_has_no_source_of_its_own(full: dict[Target, BakedProject]) -> None:
-    trained, rest = set(), set()
+    trained: set[tuple[str, str]] = set()
+    rest: set[tuple[str, str]] = set()
     for target, project in full.items():
         sources = (name for name in project.files() if name.startswith(("src/", "scripts/", "configs/")))
         (rest if target in ADDS_NOTHING else trained).update((name, project.read(name)) for name in sources)
