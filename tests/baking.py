@@ -58,10 +58,14 @@ TARGETS = [
     for launcher in row["launchers"]
 ]
 
-# Without a GPU, these run what other targets have run, byte for byte: once a week is enough.
-TRAINED_AS_A_STAND_IN = (Target("gpu", "nccl", "torchrun"), Target("gpu", "nccl", "kubernetes"))
+# Without a GPU, the first stands in for all that has the source of a GPU, and the second has manifests of its own; the others
+# run what other targets have run, byte for byte: once a week is enough.
+REPRESENTATIVE = Target("gpu", "nccl", "torchrun")
+WITH_OWN_MANIFESTS = Target("gpu", "nccl", "kubernetes")
 ADDS_NOTHING = [
-    target for target in TARGETS if target.hardware == "gpu" and target not in TRAINED_AS_A_STAND_IN
+    target
+    for target in TARGETS
+    if target.hardware == "gpu" and target not in (REPRESENTATIVE, WITH_OWN_MANIFESTS)
 ]
 
 # Every file that an answer can add is there, or none is, and all pages are translated; and formatting must not depend

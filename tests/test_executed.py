@@ -15,7 +15,7 @@ import cluster
 import equality
 import matrix
 import pytest
-from baking import ADDS_NOTHING, QUESTIONS, ROOT, SUPPORT, TARGETS, TRAINED_AS_A_STAND_IN, Target
+from baking import ADDS_NOTHING, QUESTIONS, REPRESENTATIVE, ROOT, SUPPORT, TARGETS, Target
 from conftest import Bake
 from installing import EXCHANGE, Installed, Installer
 from launching import BYTES, lines_without_speed, processes_with, train, wait_for
@@ -43,7 +43,6 @@ def marks_of(target: Target) -> list[pytest.MarkDecorator]:
 
 
 RUNNABLE = [pytest.param(target, id=str(target), marks=marks_of(target)) for target in TARGETS]
-REPRESENTATIVE = TRAINED_AS_A_STAND_IN[0]
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
 # others what the same source could fail with them.
 WITH_OWN_TESTS = {

@@ -208,6 +208,9 @@ def test_a_score_that_is_no_number_names_no_best_checkpoint(tmp_path: Path, monk
     assert not list((run.path / "checkpoints").glob("best_*"))
     assert "warning: val_nothing: not a number, so that this evaluation cannot be the best" in run.log
     assert "there is no best checkpoint" in run.log
+    refused = call("evaluate", "--checkpoint", str(run.path), *ONE)
+    assert (refused.code, refused.errors.count("\n")) == (2, 1)
+    assert "holds no checkpoints/best_*, which only an evaluation with a score that is a number" in refused.errors
     # What is no number is null in JSON.
     evaluated = json.loads(call("evaluate", "--checkpoint", str(run.checkpoint()), *ONE).output)
     assert evaluated["val_nothing"] is None

@@ -238,7 +238,8 @@ def best_of(checkpoint: str) -> str:
     found = storage.saved_checkpoints(Path(checkpoint) / "checkpoints", "best")
     if not found:
         fix = "choose one of its checkpoints, or the folder of a run that has one"
-        raise UsageError(f"{checkpoint} holds no checkpoints/best_*, as a score that is a number leaves one: {fix}")
+        why = "which only an evaluation with a score that is a number writes"
+        raise UsageError(f"{checkpoint} holds no checkpoints/best_*, {why}: {fix}")
     return str(max(found, key=lambda file: file.stat().st_mtime))
 
 

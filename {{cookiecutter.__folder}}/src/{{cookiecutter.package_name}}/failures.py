@@ -82,7 +82,7 @@ def say(text: str) -> None:
         if isinstance(handler, logging.FileHandler):
             # It may be the very file that cannot be written.
             with suppress(UsageError):
-                handler.handle(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
+                handler.handle(logging.makeLogRecord({"msg": text}))
 
 
 def sum_up(sentence: str) -> None:

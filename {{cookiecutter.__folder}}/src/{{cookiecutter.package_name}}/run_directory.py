@@ -298,7 +298,7 @@ def may_be_best(record: Record) -> bool:
 
 def _marked(record: logging.LogRecord) -> bool:
     """Let a warning be told from what is only said."""
-    record.warning = "warning: " if record.levelno >= logging.WARNING else ""
+    record.warning = "warning: " if record.levelno == logging.WARNING else ""
     return True
 
 
