@@ -449,7 +449,7 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
     recorder.write_text(RECORDER.format(python=sys.executable, file=str(calls), real=real))
     recorder.chmod(0o755)
     variables = {
-        "HOSTS": "localhost:8",
+        "HOSTS": "localhost,node2,node3",
         "MASTER_PORT": "29511",
         "IMAGE": "example.org/me/it:1",
         "PATH": f"{recorder.parent}{os.pathsep}{path}",
@@ -478,6 +478,9 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
         ran[1].pop(f"{project.package.upper()}_SUPERVISED", None)
         assert ran == printed
         assert "a folder" in ran[0] or "a folder" in ran[2]
+        if launcher == "horovodrun" and size["NNODES"]:
+            # It would start processes on all hosts that it is told of.
+            assert ran[0][ran[0].index("-H") + 1] == "localhost:4,node2:4"
 
 
 # One GPU that is not there: what the project asks torch is answered, and nothing more.
@@ -896,6 +899,24 @@ def test_every_target_and_task_is_typed(bake: Bake, install: Installer, tmp_path
         shutil.copytree(other.path, project.path)
         project.succeed("mypy")
     assert projects > len(SUPPORT)
+
+
+@pytest.mark.seldom
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(target, id=str(target), marks=marks_of(target))
+        for target in WITH_OWN_TESTS
+        if target.backend in ("horovod", "mpi", "xla-tpu")
+    ],
+)
+def test_all_own_tests_of_a_project_pass(install: Installer, target: Target, tmp_path: Path) -> None:
+    """Of a backend whose own tests run in part otherwise."""
+    project = install(target, tmp_path, extras="dev,sweep")
+    print(project.succeed("python3", "-m", "pytest", "-q", limit_s=2400))
+    if target.backend == "xla-tpu":
+        # It brings a torch with other types.
+        project.succeed("mypy")
 
 
 @pytest.mark.thorough

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import ignite.distributed as idist
 import pytest
 import torch
 from frame import checks, command_line, distributed, doctor
@@ -27,7 +28,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 PACKAGE = "{{ cookiecutter.package_name }}"
 TESTS = Path(__file__).parent
 PROJECT = TESTS.parent
-# The package with the small task, which has no configs/default.yaml, and with your own.
+# The package with the small task, which has a configs/default.yaml of its own, and with yours.
 FOLDERS = {"small": TESTS / "small", PACKAGE: PROJECT}
 TIMEOUT_S = 300
 
@@ -84,8 +85,10 @@ def run(command: list[str], folder: Path = PROJECT) -> Answer:
 
 @pytest.fixture(scope="session", autouse=True)
 def looked_at_this_machine() -> None:
-    """Know what is missing here before a test lets something else be missing."""
-    reason_not_to_start(1)
+    """Know what is missing here before a test lets something else be missing, and let torch know the device."""
+    if not reason_not_to_start(1):
+        # A backward pass on the CPU before that would keep torch from any on some devices.
+        torch.empty(0, device=idist.device())
 
 
 def settings_here(*settings: str) -> Any:

@@ -208,7 +208,7 @@ class Counting(nn.Module):
 
 
 def test_what_looks_at_a_loss_counts_for_nothing_in_the_model() -> None:
-    model = Counting()
+    model = Counting().to(idist.device())
     batch = (torch.randn(8, 4), torch.randn(8, 1))
     seen: list[float] = []
 

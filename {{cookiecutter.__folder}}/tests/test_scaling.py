@@ -76,11 +76,14 @@ def test_a_rank_of_a_world_that_is_not_there_is_told_what_memory_it_needs(
         assert numbers("fsdp2", "gathered") == 2 * weights
         assert weights / 2 < numbers("zero1", "optimizer") < 2 * weights
     # Of each of its four blocks, what goes in, and what goes into the last layer.
-    again = ("--train.activation_checkpointing", "true", "--train.run_dir", str(tmp_path))
-    assert call("scaling", *asked, *again).code == 0
-    with (tmp_path / "simulated.csv").open() as file:
-        rows = {row["strategy"]: row for row in csv.DictReader(file)}
-    assert numbers("ddp", "activations") == pytest.approx(16 * (3 + 3 * 64 + 64 + 2), rel=0.02)
+    again = call("scaling", *asked, "--train.activation_checkpointing", "true", "--train.run_dir", str(tmp_path))
+    if distributed.hardware.COMPUTES_AGAIN:
+        assert again.code == 0, again.errors
+        with (tmp_path / "simulated.csv").open() as file:
+            rows = {row["strategy"]: row for row in csv.DictReader(file)}
+        assert numbers("ddp", "activations") == pytest.approx(16 * (3 + 3 * 64 + 64 + 2), rel=0.02)
+    else:
+        assert (again.code, "activation_checkpointing does not work here" in again.errors) == (2, True), again.errors
     # More samples in a step than this training set has, which this task itself would refuse.
     monkeypatch.setattr(import_module("small.task.settings"), "validate", lambda config: None)
     large = ("--simulate", "--world-size", "512", "--data.batch_size", "8192", "--train.run_dir", str(tmp_path))

@@ -309,7 +309,8 @@ def test_a_killed_run_ends_where_an_undisturbed_one_ends(
     parts = 2 if strategy == "fsdp2" else 1
     learning = (*learning, "--optim.accumulation_steps", str(parts))
     whole = train(tmp_path / "whole", processes, *learning)
-    folder = tmp_path / "killed"
+    # A name of more bytes than characters.
+    folder = tmp_path / "끝난 실험"
     settings = (*learning, "--train.run_dir", str(folder), "--data.num_workers", str(num_workers))
     with monkeypatch.context() as dying:
         dying.setenv("SMALL_DIES_IN_STEP", str(18 * parts))
@@ -661,6 +662,10 @@ def test_mixed_precision_learns(tmp_path: Path) -> None:
     train(tmp_path / "run", 1, "--train.epochs", "1")
     run = train(tmp_path / "run", 1, "--train.amp", "bf16")
     assert run.summary["resumed_from"] and run.summary["val_error"] <= 0.15
+    if "fp16" not in distributed.hardware.AMP:
+        refused = call("train", "--train.amp", "fp16")
+        assert (refused.code, "train.amp fp16 does not work here: choose none or bf16" in refused.errors) == (2, True)
+        return
     # A checkpoint without fp16 has no scale of the loss.
     before = run.weights()
     run = train(tmp_path / "run", 1, "--train.amp", "fp16", "--train.epochs", str(run.summary["epoch"] + 1))

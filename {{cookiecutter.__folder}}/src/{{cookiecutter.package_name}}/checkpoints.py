@@ -156,10 +156,9 @@ def checkpoint_to_resume(run: RunDirectory) -> Path | None:
             found = _newest(run.checkpoints)
         if not found and resume not in ("auto", "none"):
             found = Path(resume)
-    if idist.get_world_size() > 1:
-        # A node with an older view of the file system must not start from another one.
-        found = Path(str(idist.broadcast(str(found or ""), src=0, safe_mode=True) or ""))
-        found = None if found == Path() else found
+    # A node with an older view of the file system must not start from another one.
+    name = collectives.text_of_rank_zero(str(found or ""))
+    found = Path(name) if name else None
     if found == Path(resume) and not storage.is_checkpoint(found):
         raise UsageError(f"train.resume {resume} is no checkpoint: choose auto, none or a checkpoint")
     if found and found.name.startswith("best_"):

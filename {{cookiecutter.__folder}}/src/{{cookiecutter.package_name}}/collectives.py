@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import quote, unquote
 
 import ignite.distributed as idist
 import torch
 from torch import Tensor, nn
 
+from .distributed import launcher
 from .errors import UsageError
 
 # Whole numbers as long as the numbers of a tensor, by the bytes of one.
@@ -31,10 +33,17 @@ def rank_zero_only(action: Callable[[], object]) -> None:
             action()
         except UsageError as error:
             failure = str(error)
-    if idist.get_world_size() > 1:
-        failure = str(idist.broadcast(failure, src=0, safe_mode=True))
-    if failure:
+    if failure := text_of_rank_zero(failure):
         raise UsageError(failure, 1)
+
+
+def text_of_rank_zero(text: str) -> str:
+    """Return the text that rank 0 has."""
+    if idist.get_world_size() == 1:
+        return text
+    # In ASCII: ignite makes room for as many bytes as the text has characters, and would cut off the others.
+    sent = quote(text, errors="surrogateescape")
+    return unquote(str(idist.broadcast(sent, src=0, safe_mode=True)), errors="surrogateescape")
 
 
 def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
@@ -43,9 +52,11 @@ def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
     Raises:
         UsageError: on every rank, if the action failed on one of them.
     """
-    rank = idist.get_rank()
+    # Where nothing has started this process, it is alone, and to ask ignite might take a device that others need.
+    started = launcher.ranks() is not None
+    rank, local_rank = (idist.get_rank(), idist.get_local_rank()) if started else (0, 0)
     # Nodes often share their file system, and would write the same files at the same time.
-    for turn in (rank == 0, rank > 0 and idist.get_local_rank() == 0):
+    for turn in (rank == 0, rank > 0 and local_rank == 0):
         failure = ""
         if turn:
             try:
@@ -54,7 +65,7 @@ def local_rank_zero_first(action: Callable[[], object], what: str) -> None:
                 failure = str(error)
             except (OSError, RuntimeError) as error:
                 failure = f"{type(error).__name__}: {error}"
-        if all_reduce_any(bool(failure)):
+        if all_reduce_any(bool(failure)) if started else failure:
             raise UsageError(f"could not {what}: {failure or 'it failed on another node'}", 1)
 
 
@@ -124,9 +135,10 @@ def require_equal_weights(model: nn.Module, step: int) -> None:
     total = torch.zeros((), dtype=torch.int64, device=idist.device())
     for weight in model.parameters():
         total += weight.detach().contiguous().view(BITS.get(weight.element_size(), torch.uint8)).sum()
-    everyones = idist.all_gather(total.reshape(1))
+    # As bytes, which no device rounds on their way.
+    everyones = idist.all_gather(total.reshape(1).view(torch.uint8))
     assert isinstance(everyones, Tensor)
-    if len(set(everyones.tolist())) > 1:
+    if len({tuple(one) for one in everyones.reshape(-1, 8).tolist()}) > 1:
         difference = weights_difference(model)
         raise UsageError(
             f"the weights of the ranks differ by {difference:g} after step {step}, and are not saved: check that all of them "

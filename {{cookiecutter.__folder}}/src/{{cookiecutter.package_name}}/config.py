@@ -141,7 +141,7 @@ class DistributedConfig:
     backend: str = "auto"
     """what carries tensors between the processes"""
     device: str = "auto"
-    """what each process computes on; any other choice is refused with those that there are"""
+    """what each process computes on; any other is refused, and the message lists the choices"""
     nproc_per_node: int | None = None
     """processes on each node; null takes what the launcher started"""
     strategy: Literal["ddp", "local-sgd", "zero1", "fsdp2"] = "ddp"
@@ -224,6 +224,8 @@ class Averaging(NamedTuple):
     static_graph: bool = False
     ready: Callable[[], None] | None = None
     """is called in each step when this process has all its gradients, and only waits for their exchange"""
+    done: Callable[[], None] | None = None
+    """is called when it has waited, where that is a part of optimizer_step"""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from datetime import timedelta
 import ignite.distributed as idist
 import torch
 from torch import Tensor
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
 from .distributed import backend, transport
 from .errors import UsageError

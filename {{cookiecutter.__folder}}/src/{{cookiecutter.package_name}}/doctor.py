@@ -18,7 +18,7 @@ from rich.text import Text
 from torch import nn
 
 from . import collectives, connectivity, distributed
-from .checks import Check, require
+from .checks import Check, processes, require
 from .config import Averaging, Config, to_options
 from .distributed import backend
 from .launch import planned_size, possible_world_sizes, setting_checks, size_here
@@ -148,7 +148,7 @@ def _exchange_checks(measured: dict[str, Any]) -> Iterator[Check]:
     yield Check("same versions", not differ, found or "on every process", "install the same on every node")
     for result in measured["all_reduce"]:
         size = f"{result['bytes'] >> 20} MB" if result["bytes"] >= 2**20 else f"{result['bytes'] >> 10} KB"
-        found = f"{result['milliseconds']:.3g} ms over {measured['world_size']} processes"
+        found = f"{result['milliseconds']:.3g} ms over {processes([measured['world_size']])}"
         bandwidth, stream = result["bus_bandwidth_gb_per_s"], measured.get("stream_gb_per_s")
         found += f", bus bandwidth {bandwidth:.2g} GB/s"
         if stream and result["bytes"] == LARGE:

@@ -77,7 +77,7 @@ def update_once(
                 micro_batch = batch if parts == 1 else cut(batch, part, parts, samples)
                 loss = loss_of(model, micro_batch, objective) / parts
             stopwatch.begin("backward")
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(loss).backward()
         losses.append(loss.detach())
     stopwatch.begin("optimizer")
     norm = backend.optimizer_step(optimizer, scaler, config.optim.clip_norm)
@@ -147,7 +147,7 @@ def update_in_turns(
         optimizer.zero_grad()
         stopwatch.begin("backward")
         learning = [weight for weight in groups[name] if weight.requires_grad]
-        scaler.scale(loss).backward(inputs=learning)  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward(inputs=learning)
         stopwatch.begin("exchange")
         if not backend.STEP_AVERAGES:
             collectives.average([weight.grad for weight in groups[name] if weight.grad is not None])

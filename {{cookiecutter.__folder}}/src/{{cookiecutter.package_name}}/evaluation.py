@@ -27,7 +27,7 @@ from .batches import EvaluationBatches, Share, closing, create_loader
 from .binding import Objective, bind, load_data
 from .checkpoints import load_checkpoint
 from .config import Config
-from .distributed import backend
+from .distributed import backend, hardware
 from .engines import AUTOCAST_TYPES, mixed_precision
 from .errors import UsageError
 from .handlers import significant
@@ -89,7 +89,7 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config, objectiv
     # Weighted by their samples, in double precision.
     sizes = [len(share.indices) for share in batches]
     loss = sum(float(loss) * size for loss, size in zip(losses, sizes, strict=True))
-    loss, samples = (float(idist.all_reduce(value)) for value in (float(loss), float(sum(sizes))))
+    loss, samples = map(sum, zip(*backend.all_gather_object((loss, sum(sizes))), strict=True))
     values = {name: scorer.state.metrics[name] for name in metrics}
     return {f"val_{name}": one_number(name, value) for name, value in {"loss": loss / samples, **values}.items()}
 
@@ -173,6 +173,9 @@ def predict(
         if dtype is not None:
             outputs = apply_to_tensor(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
         losses.append(objective.loss(outputs, targets))
+        if metrics_device() != device:
+            # Else the device would compute the outputs now, and all batches once more at the end, for their losses.
+            hardware.synchronize()
         yield outputs, targets
     batches = loader.batch_sampler
     assert isinstance(batches, EvaluationBatches)

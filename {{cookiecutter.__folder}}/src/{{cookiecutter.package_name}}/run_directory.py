@@ -304,9 +304,7 @@ def _marked(record: logging.LogRecord) -> bool:
 
 def _refuse(refusal: str, exit_code: int) -> None:
     """Raise UsageError on every rank if rank 0 gives a sentence that is not empty."""
-    if idist.get_world_size() > 1:
-        refusal = str(idist.broadcast(refusal, src=0, safe_mode=True))
-    if refusal:
+    if refusal := collectives.text_of_rank_zero(refusal):
         raise UsageError(refusal, exit_code)
 
 

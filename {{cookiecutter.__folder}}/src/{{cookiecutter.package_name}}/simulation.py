@@ -138,7 +138,7 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
         dtype = AUTOCAST_TYPES[config.train.amp]
         with counted_activations(model, again) as activations, torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss = loss_of(model, inputs, objective)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         parts = {
             "weights": sum(local(tensor).nbytes for tensor in (*model.parameters(), *model.buffers())),
             "gradients": sum(local(weight.grad).nbytes for weight in model.parameters() if weight.grad is not None),

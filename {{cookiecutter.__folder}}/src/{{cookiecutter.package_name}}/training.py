@@ -317,14 +317,15 @@ def prepare(
         model = model.to(idist.device())
         collectives.broadcast([*model.parameters(), *model.buffers()])
         return model, create_optimizer(model, config, world_size)
-    ready = partial(stopwatch.begin, "exchange") if config.train.profile != "none" else None
+    begin = stopwatch.begin if config.train.profile != "none" else None
     averaging = Averaging(
         settings.strategy,
         settings.compression,
         config.optim.accumulation_steps,
         settings.bucket_mib,
         settings.static_graph,
-        ready,
+        ready=partial(begin, "exchange") if begin else None,
+        done=partial(begin, "optimizer") if begin else None,
     )
     wrapped = backend.wrap_model(model, averaging)
     return wrapped, backend.wrap_optimizer(create_optimizer(model, config, world_size), model, averaging)

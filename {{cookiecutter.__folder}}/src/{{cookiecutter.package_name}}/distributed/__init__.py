@@ -9,7 +9,7 @@ hardware.py   what each process computes on
 This file ties them together: ``launch`` starts launcher.command; in each process that this starts, ``train`` calls run
 here, which goes through starter.run to _in_process, and that joins the others by backend.join. A launcher and a starter
 differ where a cluster leaves the processes of a machine to another program. Only backend.py imports torch at its top,
-so a command line can be checked and a training launched without it.
+so a command line is checked, and most trainings are launched, without it.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def resolve(config: Config) -> Config:
         )
     if config.train.amp not in hardware.AMP:
         raise UsageError(f"train.amp {config.train.amp} does not work here: choose {' or '.join(hardware.AMP)}")
+    if config.train.activation_checkpointing and not hardware.COMPUTES_AGAIN:
+        raise UsageError("train.activation_checkpointing does not work here: leave it false")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))
 
 

@@ -8,8 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 versions=$(python3 -c "import sys, torch; print(f'torch-{torch.__version__}-python-{sys.version_info[0]}.{sys.version_info[1]}')")
 wheels=${WHEELS:-.cache/wheels}/${versions/+/-}
 if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
-  # torch's headers need a newer C++ than Horovod's build asks for, after any CXXFLAGS: the compiler itself must insist.
-  # From g++ 13 on it has to be given what Horovod forgets to include, too.
+  # torch's headers need a newer C++ than the one that Horovod's build asks for behind any CXXFLAGS: what stands for the compiler
+  # puts it last. From g++ 13 on it has to be given what Horovod forgets to include, too.
   compiler=$(mktemp)
   trap 'rm -f "$compiler"' EXIT
   {

@@ -43,9 +43,7 @@ def exchange(rank: int, world_size: int, folder: Path) -> None:
 def test_what_goes_up_a_tree_is_the_sum_over_all_processes(tmp_path: Path) -> None:
     world_size = 6  # no power of two, so that some have no partner
     # Without "daemon", a process that hangs would outlive a test that fails.
-    started = mp.start_processes(  # type: ignore[attr-defined, no-untyped-call]
-        exchange, (world_size, tmp_path), world_size, join=False, daemon=True
-    )
+    started = mp.start_processes(exchange, (world_size, tmp_path), world_size, join=False, daemon=True)
     deadline = time.monotonic() + LIMIT_S
     while not started.join(1):
         assert time.monotonic() < deadline, "the processes hang"
@@ -67,3 +65,5 @@ def test_gradients_of_a_small_model_go_up_a_tree_on_cpus(tmp_path: Path) -> None
     here = settings_here().distributed
     about = json.loads((run.path / "profile/profile.json").read_text())
     assert about["by_tree"] == (here.backend == "gloo" and here.device == "cpu")
+    # So few gradients would tell nothing of the bandwidth.
+    assert [timed["bytes"] for timed in about["all_reduce"]] == [1024, 2**20]

@@ -49,7 +49,7 @@ def test_each_loss_updates_its_own_network_after_the_one_before() -> None:
         before = float(loss)
         optimizer.zero_grad()
         parameters = list(model.get_submodule(name).parameters())
-        loss.backward(inputs=parameters)  # type: ignore[no-untyped-call]
+        loss.backward(inputs=parameters)
         optimizer.step()
         if name == "discriminator":
             assert float(next(objective.losses(model, batch))[1]) < before

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
-import ignite.distributed as idist
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,8 +26,14 @@ from . import transport
 try:
     import horovod.torch as hvd
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    # Where it was built without torch, the first line only warns.
+    from horovod.torch.mpi_ops import gloo_built
 except ImportError as error:
     raise UsageError(f"Horovod is not built for this torch ({error}): {transport.FIX}", 1) from None
+
+# After that, as it fails where Horovod lacks something.
+import ignite.distributed as idist
 
 Value = TypeVar("Value")
 
@@ -41,7 +46,7 @@ CONNECT_LIMIT_S = 60.0
 
 def checks(config: DistributedConfig) -> Iterator[Check]:
     """Yield whether this Horovod can exchange."""
-    built = bool(hvd.gloo_built())
+    built = bool(gloo_built())
     yield Check("backend", built, f"Horovod was built with{'' if built else 'out'} gloo", transport.FIX)
 
 
@@ -158,13 +163,14 @@ def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging)
         compression=getattr(hvd.Compression, averaging.compression),
         backward_passes_per_step=averaging.accumulation_steps,
     )
-    ready, synchronize = averaging.ready, getattr(wrapped, "synchronize", None)
-    # With one process, Horovod returns an optimizer that has nothing to wait for.
-    if ready and synchronize:
+    if averaging.ready and idist.get_world_size() > 1:
+        ready, done, synchronize = averaging.ready, averaging.done, wrapped.synchronize  # type: ignore[attr-defined]
 
         def telling() -> None:
             ready()
             synchronize()
+            if done:
+                done()
 
         wrapped.synchronize = telling  # type: ignore[attr-defined]
     return wrapped

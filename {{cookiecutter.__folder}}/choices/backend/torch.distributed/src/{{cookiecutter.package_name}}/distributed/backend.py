@@ -17,7 +17,7 @@ import ignite.distributed as idist
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore
 from torch.optim import Optimizer
 
 from .. import collectives
@@ -108,7 +108,7 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
     """
     if idist.device().type == "cpu":
         raise UsageError("BatchNorm cannot be synchronized on a CPU: leave distributed.sync_batchnorm false")
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     return converted
 
 

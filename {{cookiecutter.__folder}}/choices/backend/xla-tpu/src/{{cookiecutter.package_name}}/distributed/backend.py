@@ -6,7 +6,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ignite.distributed as idist
 import torch
@@ -19,11 +19,26 @@ from torch.optim import Optimizer
 from ..checks import Check
 from ..config import Averaging, DistributedConfig, Ranks
 from ..errors import UsageError
-from . import transport
+from . import hardware, transport
 
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
 xm.xrt_world_size = xr.world_size
 xm.get_ordinal = xr.global_ordinal
+
+
+def _broadcast(model: object, tensor: Tensor, src: int) -> Tensor:
+    xm.collective_broadcast([tensor], root_ordinal=src)
+    return tensor
+
+
+def _all_gather(model: object, tensor: Tensor, group: object = None) -> Tensor:
+    gathered: Tensor = xm.all_gather(tensor if tensor.dim() else tensor.reshape(1))
+    return gathered
+
+
+# The graphs of ignite's own differ from rank to rank, which torch_xla warns of: chips may wait for each other for ever.
+of_ignite: Any = idist.comp_models.xla._XlaDistModel
+of_ignite._do_broadcast, of_ignite._do_all_gather = _broadcast, _all_gather
 
 Value = TypeVar("Value")
 
@@ -105,7 +120,7 @@ def silent_ranks() -> str:
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace ``tensor`` by its sum over all processes, and wait for that."""
     xm.all_reduce(xm.REDUCE_SUM, [tensor])
-    torch_xla.sync(wait=True)
+    hardware.synchronize()
 
 
 def all_gather_object(value: Value) -> list[Value]:

@@ -16,7 +16,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more th
 RESERVED = ""  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = False  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16", "fp16")
-SHOWS_DRAWS = True  # its generator tells whether somebody has drawn
+COMPUTES_AGAIN = True  # whether torch can compute activations once more on it instead of keeping them
+SHOWS_DRAWS = True  # whether its generator tells that somebody has drawn
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:

@@ -20,8 +20,9 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # for every process, unless set: more th
 RESERVED = "gpus"  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16", "fp16")
+COMPUTES_AGAIN = True  # whether torch can compute activations once more on it instead of keeping them
 MEMORY_EVENTS = 10**5  # the newest so many are kept for a look at the memory: each takes a kilobyte
-SHOWS_DRAWS = True  # its generator tells whether somebody has drawn
+SHOWS_DRAWS = True  # whether its generator tells that somebody has drawn
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:
@@ -104,7 +105,7 @@ def seed(number: int) -> None:
     """Seed the random numbers of the device."""
     import torch
 
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
 
 
@@ -112,14 +113,14 @@ def peak_memory() -> int | None:
     """Return how many bytes of this process's GPU were in use at most; None on a CPU."""
     import torch
 
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
 
 
 def synchronize() -> None:
     """Wait until the device has done what it was given."""
     import torch
 
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
@@ -128,14 +129,14 @@ def memory_recorded(file: Path) -> Iterator[None]:
     """Write what is in this process's GPU, and who has put it there, inside the ``with`` block; nothing on a CPU."""
     import torch
 
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         yield
         return
     torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
     try:
         yield
     finally:
-        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+        torch.cuda.memory._dump_snapshot(str(file))
         torch.cuda.memory._record_memory_history(None)
 
 

@@ -19,7 +19,8 @@ if os.environ.get("PJRT_DEVICE") == "CPU":
     ENVIRONMENT["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16")  # fp16 would need its losses scaled
-SHOWS_DRAWS = False  # its generator tells whether somebody has drawn
+COMPUTES_AGAIN = False  # whether torch can compute activations once more on it instead of keeping them
+SHOWS_DRAWS = False  # whether its generator tells that somebody has drawn
 
 
 def default_nproc_per_node(here: bool = True) -> int | None:

@@ -1,7 +1,7 @@
 """How a training is started: by horovodrun, on one machine or, by ssh, on many.
 
 NPROC_PER_NODE  processes on each node (default: 2 in a project for CPUs, else one for each device)
-NNODES          nodes (default: 1); for more than one, HOSTS names them and their processes, such as a:2,b:2
+NNODES          nodes (default: 1): the first of HOSTS, such as a,b
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
     """Return the command that trains.
 
     Raises:
-        UsageError: if several nodes are asked for and not named.
+        UsageError: if more nodes are asked for than are named.
     """
     nnodes, nproc = size.nnodes[0], size.nproc_per_node or 1
-    options, hosts = ["-np", str(nnodes * nproc), "--gloo"], os.environ.get("HOSTS") or ""
-    if not os.environ.get("NNODES") and "," in hosts:
-        raise UsageError(f"set NNODES={hosts.count(',') + 1} to train on all of HOSTS {hosts}, or unset HOSTS")
+    options, given = ["-np", str(nnodes * nproc), "--gloo"], os.environ.get("HOSTS") or ""
+    hosts = [host.partition(":")[0].strip() for host in given.split(",") if host.strip()]
+    if not os.environ.get("NNODES") and len(hosts) > 1:
+        raise UsageError(f"set NNODES={len(hosts)} to train on all of HOSTS {given}, or unset HOSTS")
     if nnodes > 1:
-        if not hosts:
-            raise UsageError("set HOSTS to the hosts and their numbers of processes, such as a:2,b:2")
-        options += ["-H", hosts]
+        if len(hosts) < nnodes:
+            names = ",".join("abcdefgh"[:nnodes])
+            raise UsageError(f"NNODES is {nnodes}, and HOSTS names {len(hosts)}: name as many hosts, such as {names}")
+        # It starts a process for every number here, however few -np asks for.
+        options += ["-H", ",".join(f"{host}:{nproc}" for host in hosts[:nnodes])]
         # It would choose one itself, and tell the processes of that.
         if interface := os.environ.get(transport.INTERFACE):
             options += ["--network-interfaces", interface]

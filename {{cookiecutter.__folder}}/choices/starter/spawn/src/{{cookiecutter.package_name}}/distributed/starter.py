@@ -47,7 +47,7 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     # They inherit this: of Ctrl-C, which a terminal sends to them too, they hear from this process alone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc, join=False)  # type: ignore[no-untyped-call]
+    children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc, join=False)
 
     signals: list[int] = []
 
