@@ -374,7 +374,8 @@ def test_a_sample_that_cannot_be_read_is_named_by_the_process_that_reads_it(
     arguments = ["train", "--train.run_dir", str(tmp_path / "run"), "--data.num_workers", "1", *distributed.TRIAL]
     ended = run(distributed.local_command(processes, arguments), FOLDERS["small"])
     assert ended.code == 1
-    told = re.findall(r"^error: .*", ended.errors, re.MULTILINE)
+    # Some launchers write the rank before each line.
+    told = re.findall(r"^(?:\[\d\]<stderr>:)?(error: .*)", ended.errors, re.MULTILINE)
     assert [re.sub(r"\d+", "N", line) for line in told] == ["error: sample N is damaged: fix it"], ended.errors
     assert "Caught" not in ended.errors
 

@@ -6,6 +6,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from importlib import metadata
 from typing import Any, TypeVar
 
 import ignite.distributed as idist
@@ -22,8 +23,8 @@ from ..errors import UsageError
 from . import hardware, transport
 
 # ignite 0.5.5 asks torch_xla for two functions that torch_xla 2.7 removed.
-xm.xrt_world_size = xr.world_size
-xm.get_ordinal = xr.global_ordinal
+of_torch_xla: Any = xm
+of_torch_xla.xrt_world_size, of_torch_xla.get_ordinal = xr.world_size, xr.global_ordinal
 
 
 def _broadcast(model: object, tensor: Tensor, src: int) -> Tensor:
@@ -50,8 +51,9 @@ STEP_AVERAGES = True
 
 def checks(config: DistributedConfig) -> Iterator[Check]:
     """Yield whether torch and torch_xla fit each other."""
-    fits = torch.__version__.rpartition(".")[0] == torch_xla.__version__.rpartition(".")[0]
-    yield Check("backend", fits, f"torch {torch.__version__} with torch_xla {torch_xla.__version__}", transport.FIX)
+    version = metadata.version("torch_xla")
+    fits = torch.__version__.rpartition(".")[0] == version.rpartition(".")[0]
+    yield Check("backend", fits, f"torch {torch.__version__} with torch_xla {version}", transport.FIX)
 
 
 def join(config: DistributedConfig, ranks: Ranks | None) -> None:
