@@ -434,12 +434,15 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
     (tmp_path / "hosts").write_text("localhost\n")
     sizes: list[dict[str, str]] = [
         # A variable that is empty counts as one that is not there.
-        dict.fromkeys(("NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MAX_RESTARTS", "HOSTFILE", *OF_SLURM), ""),
+        dict.fromkeys(
+            ("NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MAX_RESTARTS", "HOSTFILE", "HOSTS", *OF_SLURM), ""
+        ),
         {
             "NNODES": "2",
             "NPROC_PER_NODE": "4",
             "MASTER_ADDR": "localhost",
             "HOSTFILE": str(tmp_path / "hosts"),
+            "HOSTS": "localhost,node2,node3",
         },
     ]
     recorder = tmp_path / "recorder" / program
@@ -449,7 +452,6 @@ def test_a_dry_run_prints_what_runs(install: Installer, launcher: str, program: 
     recorder.write_text(RECORDER.format(python=sys.executable, file=str(calls), real=real))
     recorder.chmod(0o755)
     variables = {
-        "HOSTS": "localhost,node2,node3",
         "MASTER_PORT": "29511",
         "IMAGE": "example.org/me/it:1",
         "PATH": f"{recorder.parent}{os.pathsep}{path}",

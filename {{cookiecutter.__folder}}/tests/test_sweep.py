@@ -257,6 +257,7 @@ REFUSED = [
         "data.batch_size may not be 33, which is in 32..64 (data.batch_size 33 is not divisible by 2 processes: choose 32 or 34)",
     ),
     (["train.run_dir=a,b"], "train.run_dir is the sweep's own for each trial"),
+    (["optim.lr=1e-4..1e-1", "--train.resume", "last_1.pt"], "leave out train.resume: each training of sweep resumes"),
     (["optim.lr=1e-4..1e-1", "--trials", "0"], "--trials must be at least 1, not 0"),
 ]
 

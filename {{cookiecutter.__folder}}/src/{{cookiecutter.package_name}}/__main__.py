@@ -113,6 +113,8 @@ def run_command(command: str, arguments: list[str]) -> int:
     if command in OF_MANY:
         parser.add_argument("--here", action="store_true", help="train in processes of this machine alone")
     config, options = parse(parser, arguments)
+    if command in OF_MANY and config.train.resume != "auto":
+        raise UsageError(f"leave out train.resume: each training of {command} resumes in a folder of its own")
 
     # What these start sets its own; a job that they submit would inherit this instead of what its script says.
     if command in OF_MANY:

@@ -156,8 +156,9 @@ def weights_difference(model: nn.Module) -> float:
     for tensor in (*model.parameters(), *model.buffers()):
         if hasattr(tensor, "to_local"):
             continue
-        mine = tensor.detach() if tensor.is_floating_point() else tensor.detach().float()
-        reference = idist.broadcast(mine.clone(), src=0)
+        mine = tensor.detach() if tensor.dtype in (torch.float32, torch.float64) else tensor.detach().float()
+        # In the usual layout, and in types that every backend takes.
+        reference = idist.broadcast(mine.clone(memory_format=torch.contiguous_format), src=0)
         assert isinstance(reference, Tensor)
         if mine.numel():
             # What is not a number on both is no difference.

@@ -161,7 +161,7 @@ class DistributedConfig:
     sync_batchnorm: bool = False
     """let BatchNorm normalize over the samples of all processes; not for a CPU"""
     timeout_s: float = 600.0
-    """seconds after which a process that waits for the others gives up"""
+    """seconds after which a process that waits for the others gives up, where the backend has such a limit"""
 
     def __post_init__(self) -> None:
         if self.nproc_per_node is not None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from . import collectives, connectivity, distributed
+from . import collectives, connectivity, distributed, early_signals
 from .checks import Check, processes, require
 from .config import Averaging, Config, to_options
 from .distributed import backend
@@ -78,6 +78,7 @@ def doctor(config: Config, as_json: bool = False, quiet: bool = False) -> int:
 
 def exchange(local_rank: int, config: Config, as_json: bool = True) -> int:
     """Time all-reduces between the processes of a launcher and compare their weights; rank 0 prints the result."""
+    early_signals.forget()
     world_size = idist.get_world_size()
     device = idist.device().type
     measured: dict[str, Any] = {"world_size": world_size, "nnodes": idist.get_nnodes(), "device": device}
@@ -123,7 +124,7 @@ def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     }
     command = distributed.local_command(nproc_per_node, ["doctor", "--exchange", *to_options(settings)])
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace", start_new_session=True
     ) as process:
         try:
             output, errors = process.communicate(timeout=limit_s)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
+import threading
 
 # Upon these a training saves a checkpoint and ends.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -17,6 +19,14 @@ def remember() -> None:
     The training stops at its first log point then.
     """
     signal.signal(signal.SIGUSR1, lambda number, frame: received.add(number))
+
+
+def forget() -> None:
+    """Let SIGUSR1 end this process, as it has nothing to save; at once, if it has come already."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        if received:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def ignore_stop_signals() -> None:

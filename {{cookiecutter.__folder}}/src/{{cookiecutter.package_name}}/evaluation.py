@@ -21,7 +21,7 @@ from ignite.utils import apply_to_tensor, convert_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from . import collectives, storage
+from . import collectives, early_signals, storage
 from .acceleration import accelerate
 from .batches import EvaluationBatches, Share, closing, create_loader
 from .binding import Objective, bind, load_data
@@ -46,6 +46,7 @@ def evaluation(local_rank: int, config: Config, checkpoint: str) -> int:
 
     They are the numbers that the training reported, whatever the number of processes here and there.
     """
+    early_signals.forget()
     data = load_data(config)
     batches = EvaluationBatches(len(data.val), idist.get_rank(), idist.get_world_size())
     model = accelerate(create_model(config.task, data), config.train, learns=False).to(idist.device())

@@ -137,7 +137,7 @@ class Sweep:
             if len(known) >= self.most:
                 return None
             # The same draws, whether the sweep was interrupted or not; other ones in processes beside this one.
-            self.study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(known))
+            self.study.sampler = optuna.samplers.TPESampler(seed=(self.seed + len(known)) % 2**32)
             trial = self.study.ask()
             claim = trials.claim(self.run_of(trial.number))
             assert claim, "only who holds the lock of the study makes trials"

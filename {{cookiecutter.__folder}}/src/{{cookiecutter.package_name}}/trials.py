@@ -108,6 +108,7 @@ def begin(start: Start, settings: list[str], output: int | IO[str]) -> subproces
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         start_new_session=True,
         preexec_fn=early_signals.die_with_parent,  # noqa: PLW1509 - it takes no lock that a thread may hold
     )
@@ -171,7 +172,7 @@ def train(
     # The one that a killed sweep has left behind may still write its checkpoint.
     storage.lock(run / storage.LOCK, limit_s=LEFT_ALONE_S)[0].close()
     stopped = Mark(run / "stopped")
-    with (run / OUTPUT).open("a+") as output:
+    with (run / OUTPUT).open("a+", errors="replace") as output:
         begins_at = output.tell()
         start = Start(command, {}, {}, limit_s=None)
         process = begin(start, [*settings, f"--train.run_dir={run}"], output)

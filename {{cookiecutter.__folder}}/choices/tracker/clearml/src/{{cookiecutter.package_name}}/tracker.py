@@ -37,7 +37,7 @@ class Tracker:
     def log(self, numbers: dict[str, float], step: int) -> None:
         """Show numbers at a step."""
         for name, value in numbers.items():
-            group, series = name.split("/")
+            group, series = name.split("/", 1)
             self.logger.report_scalar(title=series, series=group, value=value, iteration=step)
         self.step = step
 

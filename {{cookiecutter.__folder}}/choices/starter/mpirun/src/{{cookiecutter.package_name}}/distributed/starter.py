@@ -46,14 +46,13 @@ def options(nproc_per_node: int, nnodes: int = 1) -> list[str]:
     """Return what mpirun has to be told to run so many processes on each of so many nodes."""
     if not is_open_mpi():
         return []
-    # It would bind each process, and the loader processes that it starts, to one core; and it refuses root and more
-    # processes than cores unless it is told.
+    # It would bind each process, and the loader processes that it starts, to one core; and it refuses root, and more
+    # processes than cores, which are half as many as Python counts where each runs two threads, unless it is told.
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # Open MPI 4 looks for it even where it needs none, and a container seldom has it.
     no_ssh = nnodes == 1 and not (shutil.which("ssh") or shutil.which("rsh"))
     agent = ["--mca", "plm_rsh_agent", "sh"] if no_ssh else []
-    crowded = ["--oversubscribe"] if nproc_per_node > (os.cpu_count() or 1) else []
-    return ["--bind-to", "none", *root, *agent, *crowded]
+    return ["--bind-to", "none", "--oversubscribe", *root, *agent]
 
 
 def local_command(nproc_per_node: int, arguments: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from ..checks import Check, free_port, local_port_check
 from ..config import EXIT_RESUMABLE, PACKAGE, DistributedConfig, Ranks
 from . import hardware
 
-DIES_WITH_PARENT = False  # torch's spawn does that
+DIES_WITH_PARENT = False  # each of its processes sees to that itself
 STARTS_IN_TRAIN = True  # ``train`` itself starts the processes
 SERVES_RENDEZVOUS = False  # one of the processes does
 
@@ -52,8 +52,8 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
     signals: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        # The first as the one that a process keeps from its start on, until it can stop in order.
-        passed_on = number if signals else signal.SIGUSR1
+        # The first as the one that a process keeps from its start on, until it can stop in order; others end it, if it cannot.
+        passed_on = signal.SIGTERM if signals else signal.SIGUSR1
         signals.append(number)
         for child in children.processes:
             if child.is_alive() and child.pid:
@@ -70,7 +70,7 @@ def run(worker: Callable[[], int], config: DistributedConfig) -> int:
         while not children.join():
             pass
     except ProcessExitedException as error:
-        if -error.exit_code in (signal.SIGUSR1, *signals) and signals:
+        if -error.exit_code in (signal.SIGUSR1, signal.SIGTERM, *signals) and signals:
             return _stopped_too_early(signals)
         if error.exit_code < 0:
             said = f"rank {error.error_index} was ended by {signal.Signals(-error.exit_code).name}"
@@ -91,7 +91,9 @@ def _stopped_too_early(signals: list[int]) -> int:
 
 
 def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, parent: int) -> None:
-    # It may have died before torch could ask the kernel to end this process then.
+    # By another signal than torch asks for, which is that of Ctrl-C.
+    early_signals.die_with_parent()
+    # It may have died before.
     if os.getppid() != parent:
         sys.exit(1)
     early_signals.remember()
