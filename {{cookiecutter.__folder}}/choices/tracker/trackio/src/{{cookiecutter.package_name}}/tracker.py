@@ -35,4 +35,4 @@ class Tracker:
 
     def close(self) -> None:
         """Send what is left."""
-        self.trackio.finish()
+        self.trackio.finish()  # type: ignore[no-untyped-call]
