@@ -117,6 +117,13 @@ def test_dry_run_prints_one_command_and_starts_nothing() -> None:
     assert {*PROJECT.iterdir(), *PROJECT.glob("runs/*")} | kept == before
 
 
+def test_a_launcher_starts_this_python_where_no_environment_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    code = f"import shutil; from {PACKAGE}.launch import use_this_python; use_this_python(); print(shutil.which('python3'))"
+    answer = run([sys.executable, "-c", code])
+    assert answer.output == f"{Path(sys.executable).with_name('python3')}\n", answer.errors
+
+
 def test_a_cluster_is_asked_from_the_projects_folder_alone(tmp_path: Path) -> None:
     answer = run([sys.executable, "-m", PACKAGE, "launch", "--dry-run"], tmp_path)
     told = f"error: start this in the project's folder: cd {PROJECT}\n" if launcher.ELSEWHERE else ""

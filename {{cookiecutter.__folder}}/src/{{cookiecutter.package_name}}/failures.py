@@ -100,7 +100,7 @@ def explain(error: BaseException) -> str:
     no_memory = re.search("DefaultCPUAllocator: can't allocate|RESOURCE_EXHAUSTED", text)
     if no_memory or type(error).__name__ in ("OutOfMemoryError", "MemoryError"):
         tried = re.search(r"ried to allocate ([\d.]+ \w+)", text)
-        fix = "raise optim.accumulation_steps, and start again to resume; docs/speed.md says more"
+        fix = "raise optim.accumulation_steps or train in more processes, and start again to resume; docs/speed.md says more"
         return f"is out of memory{f' (it asked for {tried[1]} more)' if tried else ''}: {fix}"
     if found := re.search(r"x must contain .*; found <class '([\w.]+)'>", text):
         fix = "let collate of task/data.py return tensors, text, or lists and dicts of them"

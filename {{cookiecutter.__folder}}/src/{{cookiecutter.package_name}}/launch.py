@@ -6,6 +6,8 @@ import argparse
 import hashlib
 import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def launch(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(f"{USAGE}\n{launcher.__doc__}\nsettings: python3 -m {PACKAGE} train --help")
         return 0
+    use_this_python()
     here = "--here" in arguments
     given = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
     size = size_here() if here else planned_size()
@@ -83,6 +86,13 @@ def launch(arguments: list[str]) -> int:
     if here:
         return supervise(command, Path(config.train.run_dir))
     return launcher.start(command, Path(config.train.run_dir))
+
+
+def use_this_python() -> None:
+    """Let what the launcher starts run with the Python of this process, also where its environment is not activated."""
+    folder = Path(sys.executable).parent
+    if Path(shutil.which("python3") or "").parent != folder:
+        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
 
 
 def frozen(config: Config, arguments: list[str]) -> list[str]:
