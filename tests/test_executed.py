@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -353,6 +354,44 @@ def test_processes_of_srun_are_told_what_they_miss_to_meet(
     assert (done.returncode, sentence in done.stderr) == (1, True), done.stderr
     assert "set MASTER_ADDR to the host of rank 0" in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.horovod
+def test_horovod_says_which_name_or_port_it_cannot_use(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "horovod", "slurm"), tmp_path)
+    train = ["python3", "-m", project.package, "train", "--train.max_iterations", "1"]
+    place = {"PROCID": "0", "STEP_NUM_TASKS": "2", "LOCALID": "0", "STEP_TASKS_PER_NODE": "1(x2)"}
+    slurm = {f"SLURM_{name}": value for name, value in place.items()}
+    # Another name for this process alone, which nobody can resolve.
+    renamed = ["unshare", "--uts", "sh", "-c", 'hostname nowhere.invalid; exec "$@"', "sh"]
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        ([], {"MASTER_ADDR": "nowhere.invalid"}, "cannot resolve MASTER_ADDR nowhere.invalid: add it"),
+        ([], {"MASTER_ADDR": "localhost", "MASTER_PORT": "any"}, "MASTER_PORT is the number of a port"),
+        (renamed, {"MASTER_ADDR": "localhost"}, "nowhere.invalid, the host name of this machine, cannot be"),
+    ]
+    for before, meeting, sentence in cases:
+        done = project.run(*before, *train, limit_s=60, extra=slurm | meeting)
+        assert (done.returncode, sentence in done.stderr) == (1, True), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    # One task meets nobody: a port that is taken is not in its way.
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        alone = slurm | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+        project.succeed(*train, variables=alone | {"MASTER_PORT": str(taken.getsockname()[1])})
+
+
+@pytest.mark.mpi
+def test_processes_that_mpi_does_not_connect_do_not_train_alone(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "mpi", "mpirun"), tmp_path)
+    # What a launcher of another MPI leaves: it says two, and each of them is alone.
+    told = {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    variables = [f"OMPI_COMM_WORLD_{name}={value}" for name, value in told.items()]
+    done = project.run(
+        "env", *variables, "python3", "-m", project.package, "train", "--distributed.nproc_per_node", "1"
+    )
+    sentence = "error: 2 processes were started, and mpi connects 1: start them with the mpirun"
+    assert (done.returncode, done.stderr.startswith(sentence), done.stderr.count("\n")) == (1, True, 1), (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])

@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -309,14 +310,18 @@ def test_tasks_differ_in_their_own_files_alone(bake: Bake) -> None:
         assert not [name for name in differ if not own.fullmatch(name)]
 
 
-def test_a_dry_run_prints_the_command_of_the_launcher(full: dict[Target, BakedProject]) -> None:
+def test_a_dry_run_prints_the_command_of_the_launcher(
+    full: dict[Target, BakedProject], tmp_path: Path
+) -> None:
     for target, project in full.items():
+        # A job's settings are written to a file, which other tests are not to find.
+        copy = Path(shutil.copytree(project.path, tmp_path / str(target)))
         variables = {
             "PATH": COMMANDS,
-            "PYTHONPATH": str(project.path / "src"),
+            "PYTHONPATH": str(copy / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        done = run(tool("bash"), "scripts/train.sh", "--dry-run", cwd=project.path, env=variables)
+        done = run(tool("bash"), "scripts/train.sh", "--dry-run", cwd=copy, env=variables)
         assert done.returncode == 0 and not done.stderr, done.stderr
         command = shlex.split(done.stdout)
         assert STARTS.get(target.launcher, target.launcher) in command, target

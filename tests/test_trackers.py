@@ -35,6 +35,8 @@ class Case(NamedTuple):
     """how many it has after a resume"""
     files: bool = True
     """whether it keeps files"""
+    ends: tuple[Any, Any] = (None, None)
+    """what it says of a stopped and of a finished run, if it tells them apart"""
 
 
 CASES = {
@@ -45,8 +47,9 @@ CASES = {
             *("mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
             *("--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)),
         ],
+        ends=("KILLED", "FINISHED"),
     ),
-    "wandb": Case({"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}),
+    "wandb": Case({"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, ends=(1, 0)),
     # These two resume only what their servers have.
     "clearml": Case(
         {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": "HOME", "CLEARML_API_SECRET_KEY": KEY}, runs=2
@@ -133,6 +136,15 @@ def test_a_stopped_and_resumed_training_is_told_whole(
         with training(project, run, "--train.log_every", "11") as process:
             process.terminate()
             assert process.wait(timeout=120) == 85, run.with_suffix(".log").read_text()
+        reader = (ROOT / "tests" / "trackers" / f"{tracker}.py").read_text()
+
+        def told_so_far() -> list[dict[str, Any]]:
+            told: list[dict[str, Any]] = json.loads(
+                project.succeed("python3", "-c", reader, RUN).splitlines()[-1]
+            )
+            return told
+
+        assert told_so_far()[-1].get("end") == case.ends[0]
         done = json.loads((run / "steps.jsonl").read_text().splitlines()[-1])["iteration"]
         more = ["--task.width", "8", "--train.log_every", "11", "--train.max_iterations", str(done + 33)]
         project.succeed("scripts/train.sh", *more, "--optim.lr", "0.001")
@@ -140,11 +152,9 @@ def test_a_stopped_and_resumed_training_is_told_whole(
             trial = ["--train.max_iterations", "2", "--train.run_dir", "runs/trial"]
             project.succeed("scripts/train.sh", *trial, TRACKING="off")
         assert "tracker failed" not in (run / "log.txt").read_text(), (run / "log.txt").read_text()
-        reader = (ROOT / "tests" / "trackers" / f"{tracker}.py").read_text()
-        runs: list[dict[str, Any]] = json.loads(
-            project.succeed("python3", "-c", reader, RUN).splitlines()[-1]
-        )
+        runs = told_so_far()
 
+    assert runs[-1].get("end") == case.ends[1]
     assert len(runs) == case.runs
     told: dict[str, list[list[float]]] = {}
     for part in runs:

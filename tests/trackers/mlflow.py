@@ -12,6 +12,12 @@ for experiment in client.search_experiments():
         }
         files = [file.path for file in client.list_artifacts(of_run)]
         found.append(
-            {"points": points, "settings": run.data.params, "picture": "curves.png" in files, "files": files}
+            {
+                "points": points,
+                "settings": run.data.params,
+                "picture": "curves.png" in files,
+                "files": files,
+                "end": run.info.status,
+            }
         )
 print(json.dumps(found))

@@ -38,5 +38,7 @@ for file in sorted(Path(sys.argv[1], "wandb").glob("offline-run-*/*.wandb")):
             run["picture"] |= name.startswith("curves")
         for item in record.config.update:
             run["settings"][item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+        if record.HasField("exit"):
+            run["end"] = record.exit.exit_code
         run["files"] += [entry.path for entry in record.artifact.manifest.contents]
 print(json.dumps(list(runs.values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import logging
 import os
 import select
 import signal
@@ -89,6 +90,13 @@ def looked_at_this_machine() -> None:
     if not reason_not_to_start(1):
         # A backward pass on the CPU before that would keep torch from any on some devices.
         torch.empty(0, device=idist.device())
+
+
+@pytest.fixture(autouse=True)
+def logs_can_be_read() -> Iterator[None]:
+    """Let caplog see what a later test logs: a training in this process keeps it from the loggers above."""
+    yield
+    logging.getLogger("small").propagate = True
 
 
 def settings_here(*settings: str) -> Any:

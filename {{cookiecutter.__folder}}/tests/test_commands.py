@@ -117,9 +117,9 @@ def test_dry_run_prints_one_command_and_starts_nothing() -> None:
     assert {*PROJECT.iterdir(), *PROJECT.glob("runs/*")} | kept == before
 
 
-def test_a_launcher_starts_this_python_where_no_environment_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_trains_with_its_python_where_no_environment_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    code = f"import shutil; from {PACKAGE}.launch import use_this_python; use_this_python(); print(shutil.which('python3'))"
+    code = f"import shutil; from {PACKAGE}.trials import use_this_python; use_this_python(); print(shutil.which('python3'))"
     answer = run([sys.executable, "-c", code])
     assert answer.output == f"{Path(sys.executable).with_name('python3')}\n", answer.errors
 

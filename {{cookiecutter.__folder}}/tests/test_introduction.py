@@ -96,7 +96,6 @@ def test_ranks_with_other_data_are_told_of(monkeypatch: pytest.MonkeyPatch, capl
     settings = config.Config()
     monkeypatch.setattr(idist, "get_world_size", lambda: 2)
     monkeypatch.setattr(backend, "all_gather_object", lambda mine: [mine, others[-1](mine)])
-    monkeypatch.setattr(introduction.logger, "propagate", True)
     others.append(lambda mine: mine)
     introduction.compare_data(data, settings)
     assert not caplog.messages

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +81,6 @@ def test_a_model_that_cannot_be_counted_is_profiled_all_the_same(caplog: pytest.
     def forward(model: nn.Module, batch: torch.Tensor) -> Any:
         raise RuntimeError("no rule for this operator")
 
-    logging.getLogger("small").addHandler(caplog.handler)
     objective: Any = SimpleNamespace(losses=None, forward=forward)
     assert utilization.step_flops(nn.Linear(1, 1), config.Config(), objective, torch.zeros(1)) == 0
     assert "counter does not take this model: RuntimeError: no rule for this operator" in caplog.text

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import logging
 import math
 import os
 import pty
@@ -351,11 +350,13 @@ def test_an_evaluation_that_fails_costs_no_step(
     continued = train(folder, processes, *settings)
     assert Path(continued.summary["resumed_from"]).stem == f"last_{step}"
     assert [record["iteration"] for record in continued.records] == list(range(step, 31, step))
-    assert without_times(continued.records) == without_times(whole.records)
-    assert without_times(continued.steps) == without_times(whole.steps)
     assert "evaluations until now" not in continued.log
     # A device that compiles, which does not show draws either, may round otherwise in another process.
-    assert_equal_weights(whole, continued, tolerance=0 if distributed.hardware.SHOWS_DRAWS else 1e-6)
+    rounds = not distributed.hardware.SHOWS_DRAWS
+    for mine, expected in ((continued.records, whole.records), (continued.steps, whole.steps)):
+        nearly = [pytest.approx(record, rel=1e-5 if rounds else 0, abs=0) for record in without_times(expected)]
+        assert without_times(mine) == nearly
+    assert_equal_weights(whole, continued, tolerance=1e-6 if rounds else 0)
 
 
 def test_every_step_and_rank_has_its_own_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -695,8 +696,6 @@ def test_the_learning_rate_grows_with_the_world_as_asked(
     scaling: Literal["none", "linear", "sqrt"], factor: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="small")
-    # A training in this process may have cut the logger off from the others.
-    logging.getLogger("small").addHandler(caplog.handler)
     settings = config.Config(optim=config.OptimConfig(lr=0.1, lr_scaling=scaling))
     optimizer = optimization.create_optimizer(nn.Linear(1, 1), settings, world_size=4)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * factor)
@@ -713,7 +712,6 @@ def test_an_optimizer_of_ones_own_says_what_it_leaves_out(
 
     monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
     caplog.set_level("INFO", logger="small")
-    logging.getLogger("small").addHandler(caplog.handler)
     optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
     assert "2 parameters are in no group of the optimizer" in caplog.text
     assert "optim.name" not in caplog.text

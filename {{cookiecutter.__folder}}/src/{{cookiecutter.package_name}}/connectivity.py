@@ -51,7 +51,8 @@ def meet(nnodes: int, timeout_s: float) -> int:
         raise UsageError(f"{host} cannot resolve MASTER_ADDR {master}: add it to /etc/hosts or to the DNS", 1) from None
     if address.startswith("127."):
         sentence = f"{host} resolves to {address} here, where other nodes cannot reach it"
-        raise UsageError(f"{sentence}: fix /etc/hosts, or set {transport.INTERFACE} to the interface they can reach", 1)
+        other = f", or set {transport.INTERFACE} to the interface they can reach" if transport.INTERFACE else ""
+        raise UsageError(f"{sentence}: fix /etc/hosts{other}", 1)
 
     is_master = _is_mine(master_address)
     try:
@@ -76,7 +77,8 @@ def meet(nnodes: int, timeout_s: float) -> int:
         server = socket.create_server((address, 0), backlog=nnodes)
     except OSError as error:
         sentence = f"{host} resolves to {address}, where this machine cannot listen ({error.strerror})"
-        raise UsageError(f"{sentence}: fix /etc/hosts or the DNS, or set {transport.INTERFACE}", 1) from None
+        other = f", or set {transport.INTERFACE}" if transport.INTERFACE else ""
+        raise UsageError(f"{sentence}: fix /etc/hosts or the DNS{other}", 1) from None
     with server:
         number = store.add("nodes", 1) - 1
         place = {"host": host, "address": address, "port": server.getsockname()[1]}
@@ -100,7 +102,8 @@ def meet(nnodes: int, timeout_s: float) -> int:
             _wait_for(store, nnodes, limit_s)
     failures = "; ".join(sentence for sentence in sentences if sentence)
     if failures:
-        fix = f"let host names resolve to addresses that the others reach, set {transport.INTERFACE}, or open the firewall"
+        other = f", set {transport.INTERFACE}" if transport.INTERFACE else ""
+        fix = f"let host names resolve to addresses that the others reach{other}, or open the firewall"
         raise UsageError(f"{failures}: {fix}", 1)
     hosts = ", ".join(sorted(f"{node['host']} {node['address']}" for node in (place, *others)))
     print(f"every node reaches every other one: {hosts}")

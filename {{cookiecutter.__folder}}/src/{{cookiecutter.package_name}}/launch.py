@@ -6,8 +6,6 @@ import argparse
 import hashlib
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,9 +42,10 @@ def launch(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(f"{USAGE}\n{launcher.__doc__}\nsettings: python3 -m {PACKAGE} train --help")
         return 0
-    use_this_python()
     here = "--here" in arguments
     given = [argument for argument in arguments if argument not in ("--dry-run", "--here")]
+    if here and "RUN_DIR" in (launcher.ON_NODES or {}) and (run_dir := os.environ.get("RUN_DIR")):
+        given = ["--train.run_dir", run_dir, *given]
     size = size_here() if here else planned_size()
     # The number first, so that a given one wins, where ``train`` starts the processes.
     number = ["--distributed.nproc_per_node", str(size.nproc_per_node)] if size.nproc_per_node else []
@@ -58,6 +57,8 @@ def launch(arguments: list[str]) -> int:
     if launcher.ELSEWHERE and not here:
         refuse_other_folders()
     if here:
+        if launcher.QUEUED and os.environ.get("SEEDS"):
+            raise UsageError(f"leave out SEEDS, which is for jobs, or call python3 -m {PACKAGE} seeds 0-4 --here")
         command = distributed.local_command(size.nproc_per_node, ["train", *given])
     else:
         run_dir = named_run_dir(asked, given)
@@ -86,13 +87,6 @@ def launch(arguments: list[str]) -> int:
     if here:
         return supervise(command, Path(config.train.run_dir))
     return launcher.start(command, Path(config.train.run_dir))
-
-
-def use_this_python() -> None:
-    """Let what the launcher starts run with the Python of this process, also where its environment is not activated."""
-    folder = Path(sys.executable).parent
-    if Path(shutil.which("python3") or "").parent != folder:
-        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
 
 
 def frozen(config: Config, arguments: list[str]) -> list[str]:

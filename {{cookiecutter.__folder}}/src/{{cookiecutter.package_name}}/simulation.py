@@ -143,7 +143,8 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
             "weights": sum(local(tensor).nbytes for tensor in (*model.parameters(), *model.buffers())),
             "gradients": sum(local(weight.grad).nbytes for weight in model.parameters() if weight.grad is not None),
         }
-        optimizer.step()
+        # With zero1, its part alone: older torches cannot simulate what follows, which hands the weights on.
+        keeps.step()
         states = (value for state in keeps.state.values() for value in state.values() if isinstance(value, Tensor))
         parts["optimizer"] = sum(local(value).nbytes for value in states)
     return Needed(strategy, *(size / 2**20 for size in (*parts.values(), gathered, sum(activations.values()))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def command_of_each(here: bool) -> list[str] | None:
 
 def submit(config: Config, arguments: list[str]) -> int:
     """Submit this command itself, whose trainings then start inside its jobs; return the exit code."""
+    use_this_python()
     refuse_other_folders()
     require(distributed.checks(config.distributed, machine=False))
     if launcher.QUEUED:
@@ -101,6 +103,7 @@ def place_of(run: str) -> tuple[str, str]:
 
 def begin(start: Start, settings: list[str], output: int | IO[str]) -> subprocess.Popen[str]:
     """Start a training in a session of its own, so that Ctrl-C reaches this process alone; it ends when this one does."""
+    use_this_python()
     return subprocess.Popen(
         [*start.command, *settings],
         env={**os.environ, **start.variables},
@@ -112,6 +115,13 @@ def begin(start: Start, settings: list[str], output: int | IO[str]) -> subproces
         start_new_session=True,
         preexec_fn=early_signals.die_with_parent,  # noqa: PLW1509 - it takes no lock that a thread may hold
     )
+
+
+def use_this_python() -> None:
+    """Let trainings run with the Python of this process, also where its environment is not activated."""
+    folder = Path(sys.executable).parent
+    if Path(shutil.which("python3") or "").parent != folder:
+        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
 
 
 def reason(said: str) -> str:

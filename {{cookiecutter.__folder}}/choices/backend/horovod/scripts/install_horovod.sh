@@ -10,6 +10,12 @@ wheels=${WHEELS:-.cache/wheels}/${versions/+/-}
 if ! compgen -G "$wheels/horovod-*.whl" >/dev/null; then
   # torch's headers need a newer C++ than the one that Horovod's build asks for behind any CXXFLAGS: what stands for the compiler
   # puts it last. From g++ 13 on it has to be given what Horovod forgets to include, too.
+  for program in "${CXX:-c++}" make; do
+    command -v "$program" >/dev/null || {
+      echo "error: building Horovod requires $program: install g++ and make, or load a module that brings them" >&2
+      exit 1
+    }
+  done
   compiler=$(mktemp)
   trap 'rm -f "$compiler"' EXIT
   {

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# A server that is gone is asked twice more, within seconds, and not seven times.
+# A server that refuses to connect is asked twice more, within seconds, and not seven times.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 
 import mlflow
@@ -37,6 +37,7 @@ class Tracker:
             of = experiment.experiment_id
         run = mlflow.start_run(run_id if resumes else None, experiment_id=of, run_name=run_dir.name)
         self.run_id = run.info.run_id
+        self.finished = False
         self.logger = MLflowLogger()
         if not resumes:
             # MLflow never changes them: those of a resumed run are in its config.yaml alone.
@@ -52,7 +53,8 @@ class Tracker:
         for file in (picture, checkpoint):
             if file:
                 self.logger.log_artifact(str(file))
+        self.finished = True
 
     def close(self) -> None:
-        """Send what is left."""
-        self.logger.close()
+        """Send what is left; what has not finished was stopped, or failed, and may be resumed."""
+        mlflow.end_run("FINISHED" if self.finished else "KILLED")

@@ -16,6 +16,7 @@ class Tracker:
 
     def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
         self.run_id = run_id
+        self.finished = False
         self.logger = WandBLogger(project=PROJECT, name=run_dir.name, id=run_id, resume="allow", dir=str(run_dir))
         self.logger.config.update(settings, allow_val_change=True)
 
@@ -28,7 +29,8 @@ class Tracker:
         self.logger.log({"curves": wandb.Image(str(picture))})
         if checkpoint:
             self.logger.log_artifact(str(checkpoint), name=f"checkpoint-{self.run_id}", type="model")
+        self.finished = True
 
     def close(self) -> None:
-        """Send what is left."""
-        self.logger.close()
+        """Send what is left; what has not finished was stopped, or failed, and may be resumed."""
+        wandb.finish(exit_code=0 if self.finished else 1)

@@ -57,9 +57,11 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         UsageError: if rank 0 cannot be reached.
     """
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(max(round(config.timeout_s), 1))
+    _require_own_address()
     # What starts the processes may serve the rendezvous itself, or Horovod may be built to learn the ranks from it.
-    if ranks and "HOROVOD_RANK" not in os.environ and ("RANK" in os.environ or not hvd.mpi_built()):
-        _rendezvous(ranks)
+    is_told = "HOROVOD_RANK" in os.environ or (hvd.mpi_built() and "RANK" not in os.environ)
+    if ranks and ranks.world_size > 1 and not is_told:
+        _rendezvous(ranks, max(CONNECT_LIMIT_S, config.timeout_s))
     idist.initialize("horovod")
     watch.begin(config.timeout_s)
 
@@ -105,20 +107,48 @@ class Watch:
 watch = Watch()
 
 
-def _rendezvous(ranks: Ranks) -> None:
+def _require_own_address() -> None:
+    """Refuse a host name that is no address of this machine: gloo would abort the process, whatever HOROVOD_GLOO_IFACE says.
+
+    Raises:
+        UsageError: if it is none.
+    """
+    host, why = platform.node(), ""
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as probe:
+                try:
+                    probe.bind(address)
+                    return
+                except OSError as error:
+                    why = f"resolves to {address[0]}, where this machine cannot listen ({error.strerror})"
+    except OSError:
+        why = "cannot be resolved"
+    raise UsageError(f"{host}, the host name of this machine, {why}: fix /etc/hosts or the DNS", 1)
+
+
+def _rendezvous(ranks: Ranks, limit_s: float) -> None:
     """Tell Horovod the ranks, and let rank 0 serve the rendezvous of all at MASTER_ADDR and MASTER_PORT."""
     nodes = ranks.world_size // ranks.local_world_size
-    # On one machine, no other one can connect, and it does not matter what this one's name stands for.
+    # On one machine, no other one can connect.
     here = "127.0.0.1" if nodes == 1 else ""
-    address, port = here or os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or "29500")
+    address, asked = here or os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT") or "29500"
+    if not (asked.isdecimal() and 0 < int(asked) < 2**16):
+        raise UsageError(f"MASTER_PORT is the number of a port, such as 29500, not {asked}", 1)
+    port = int(asked)
     if not address:
         raise UsageError("set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there", 1)
+    try:
+        resolved = socket.gethostbyname(address)
+    except OSError:
+        fix = "add it to /etc/hosts or to the DNS"
+        raise UsageError(f"{platform.node()} cannot resolve MASTER_ADDR {address}: {fix}", 1) from None
     told = {"RANK": ranks.rank, "SIZE": ranks.world_size, "LOCAL_RANK": ranks.local_rank}
     told |= {"LOCAL_SIZE": ranks.local_world_size, "CROSS_RANK": ranks.rank // ranks.local_world_size}
     told |= {"CROSS_SIZE": nodes, "GLOO_RENDEZVOUS_PORT": port}
     os.environ.update({f"HOROVOD_{name}": str(number) for name, number in told.items()})
     os.environ.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo", HOROVOD_HOSTNAME=platform.node())
-    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = socket.gethostbyname(address)
+    os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = resolved
     if here:
         os.environ.setdefault("HOROVOD_GLOO_IFACE", "lo0" if sys.platform == "darwin" else "lo")
     if ranks.rank == 0:
@@ -127,14 +157,16 @@ def _rendezvous(ranks: Ranks) -> None:
         except OSError as error:
             raise UsageError(f"MASTER_PORT {port}: {error.strerror}: set it to a free port", 1) from None
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    deadline = time.monotonic() + CONNECT_LIMIT_S
+    deadline = time.monotonic() + limit_s
     while True:
         try:
             socket.create_connection((address, port), timeout=1).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UsageError(f"rank 0 does not answer at {address}:{port} ({error}): set MASTER_ADDR", 1) from None
+                sentence = f"rank 0 does not answer at {address}:{port} within {limit_s:g} s ({error})"
+                fix = "set MASTER_ADDR to its host, and look whether it has started"
+                raise UsageError(f"{sentence}: {fix}", 1) from None
             time.sleep(0.1)
 
 

@@ -11,6 +11,6 @@ COMPRESSIONS = {"horovod": ("none", "fp16")}
 STRATEGIES = ("ddp", "local-sgd")
 BUCKETS = False  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = True  # at MASTER_ADDR and MASTER_PORT, unless horovodrun serves it
-INTERFACE = "HOROVOD_GLOO_IFACE"  # names the network interface that is used, or looked at by doctor, between nodes
+INTERFACE = ""  # no variable names the network interface between nodes: Horovod uses that of the host name
 LEAVES_TOGETHER = False  # whether the end of a process waits for that of all others
 EXPORTED = ("GLOO_", "HOROVOD_", "UCX_")  # how variables begin that other nodes need too

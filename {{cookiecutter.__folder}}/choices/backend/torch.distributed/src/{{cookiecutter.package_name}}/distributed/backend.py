@@ -86,6 +86,11 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         reason = str(error).strip().splitlines()[0]
         fix = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there"
         raise UsageError(f"the processes cannot meet at {place} ({reason}): {fix}", 1, ranks.local_rank) from None
+    if (connected := dist.get_world_size()) != ranks.world_size:
+        # MPI counts for itself, whatever torch is told.
+        sentence = f"{ranks.world_size} processes were started, and {config.backend} connects {connected}"
+        fix = "start them with the mpirun, or the srun --mpi=..., of the MPI that this torch was built with"
+        raise UsageError(f"{sentence}: {fix}", 1)
 
 
 def _local_store(ranks: Ranks, timeout_s: float) -> TCPStore:

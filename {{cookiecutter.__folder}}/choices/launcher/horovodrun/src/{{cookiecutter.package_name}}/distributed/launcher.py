@@ -52,7 +52,7 @@ def command(size: Size, settings: list[str], run_dir: str | None = None) -> list
         # It starts a process for every number here, however few -np asks for.
         options += ["-H", ",".join(f"{host}:{nproc}" for host in hosts[:nnodes])]
         # It would choose one itself, and tell the processes of that.
-        if interface := os.environ.get(transport.INTERFACE):
+        if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
             options += ["--network-interfaces", interface]
     return ["horovodrun", *options, "python3", "-m", PACKAGE, "train", *settings]
 

@@ -20,7 +20,9 @@ from . import starter
 NAME = "kubernetes"
 ELSEWHERE = True  # the training runs on other machines than this one
 QUEUED = False  # it does not wait in a queue, where its settings would have to be kept
-RESUME = "kubectl delete of its job, and then the same command,"  # what resumes a stopped training
+# what resumes a stopped training, in a pod or, with --here, outside
+IN_POD = "KUBERNETES_SERVICE_HOST" in os.environ
+RESUME = "kubectl delete of its job, and then the same command," if IN_POD else "the same command"
 # no single command starts the processes of many nodes, and waits for them
 ON_NODES: dict[str, str] | None = None
 

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,11 @@ from . import hardware, starter
 NAME = "slurm"
 ELSEWHERE = True  # the training runs on other machines than this one
 QUEUED = True  # it waits in a queue, and keeps the settings that it had when it was submitted
-# what a stopped training says: a requeued job does so by itself
-RESUME = "NNODES={nnodes} NPROC_PER_NODE={nproc} RUN_DIR={run_dir} scripts/train.sh --config {run_dir}/config.yaml"
+# what resumes a stopped training: outside a job, what has started it
+RESUME = "the same command"
+if "SLURM_JOB_ID" in os.environ:
+    RESUME = "the job, if Slurm requeues it, or else NNODES={nnodes} NPROC_PER_NODE={nproc} RUN_DIR={run_dir} "
+    RESUME += "scripts/train.sh --config {run_dir}/config.yaml"
 # variables with which one command starts the processes of many nodes, and waits for them
 ON_NODES: dict[str, str] | None = {"SBATCH_WAIT": "1", "RUN_DIR": "{run_dir}"}
 
@@ -125,14 +129,18 @@ def start(command: list[str], run_dir: Path) -> int:
         # Without it, Slurm would end the job at once, and nobody would know why.
         folder.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        return done.returncode
     job = done.stdout.strip().partition(";")[0]
+    if done.returncode and not job:
+        return done.returncode
     written = run_dir if "sweep" in command or "seeds" in command else options.get("RUN_DIR", f"runs/{job}")
     # Of an array, the first job.
     first = re.split(r"\D", options.get("--array", ""))[0]
     known = {"j": job, "A": job, "a": first or "*", "x": _asked("job-name") or "train.sbatch"}
     output = re.sub(r"%\d*([a-zA-Z])", lambda part: known.get(part[1], "*"), output)
+    if done.returncode:
+        # It was waited for.
+        print(f"error: job {job} has failed: {output} says why", file=sys.stderr)
+        return done.returncode
     print(f"job {job} is submitted; it writes {written}")
     print(f"follow it with  tail -F {output}  and  squeue --job {job}, end it with  scancel {job}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,13 +45,15 @@ def load(settings: TaskConfig) -> Data:
     """Return the rows of ``task.table``, shuffled once, the same way in every run.
 
     Raises:
-        UsageError: if the file is not a table of numbers.
+        UsageError: if the file is not a table of numbers, or leaves no rows to train on.
     """
     table = torch.from_numpy(_diabetes() if settings.table is None else read_csv(settings.table))
     if table.shape[1] < 2:
         raise UsageError(f"{settings.table} has one column: give it inputs, and the target last")
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
     cut = max(round(len(table) * settings.val_part), 1)
+    if cut >= len(table):
+        raise UsageError(f"task.val_part {settings.val_part} leaves none of {len(table)} rows to train on: lower it")
     return Data(Rows(table[cut:]), Rows(table[:cut]), settings.table or "diabetes")
 
 
@@ -71,7 +74,10 @@ def read_csv(file: str) -> npt.NDArray[np.float32]:
         UsageError: if there is anything else.
     """
     try:
-        table = np.loadtxt(file, np.float32, delimiter=",", skiprows=1, ndmin=2)
+        with warnings.catch_warnings():
+            # That there are no rows is said below.
+            warnings.simplefilter("ignore", UserWarning)
+            table = np.loadtxt(file, np.float32, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read ({error}): give it numbers alone below the names") from None
     if not table.size or not np.isfinite(table).all():

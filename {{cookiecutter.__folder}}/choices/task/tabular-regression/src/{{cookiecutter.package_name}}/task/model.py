@@ -9,7 +9,7 @@ from .settings import TaskConfig
 
 
 class Regressor(nn.Module):
-    """A network that knows how the training rows are scaled, so that a checkpoint is all that a prediction requires.
+    """A network that knows how the training rows are scaled, so that predictions and targets keep their units.
 
     Args:
         rows: training rows, (rows, columns), the last of which is the target.
