@@ -388,7 +388,7 @@ def test_processes_that_mpi_does_not_connect_do_not_train_alone(install: Install
     done = project.run(
         "env", *variables, "python3", "-m", project.package, "train", "--distributed.nproc_per_node", "1"
     )
-    sentence = "error: 2 processes were started, and mpi connects 1: start them with the mpirun"
+    sentence = "error: 2 processes were started, and mpi connects 1: start them with the launcher of"
     assert (done.returncode, done.stderr.startswith(sentence), done.stderr.count("\n")) == (1, True, 1), (
         done.stderr
     )

@@ -87,9 +87,9 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
         fix = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a port that is free there"
         raise UsageError(f"the processes cannot meet at {place} ({reason}): {fix}", 1, ranks.local_rank) from None
     if (connected := dist.get_world_size()) != ranks.world_size:
-        # MPI counts for itself, whatever torch is told.
+        # A backend may count for itself, whatever torch is told.
         sentence = f"{ranks.world_size} processes were started, and {config.backend} connects {connected}"
-        fix = "start them with the mpirun, or the srun --mpi=..., of the MPI that this torch was built with"
+        fix = f"start them with the launcher of the {config.backend} that this torch was built with"
         raise UsageError(f"{sentence}: {fix}", 1)
 
 
