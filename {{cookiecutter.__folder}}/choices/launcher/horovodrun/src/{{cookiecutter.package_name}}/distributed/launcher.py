@@ -15,7 +15,7 @@ from ..checks import Check, number_of_nodes
 from ..config import PACKAGE, Ranks, Size
 from ..errors import UsageError
 from ..supervision import supervise
-from . import starter, transport
+from . import starter
 
 NAME = "horovodrun"
 ELSEWHERE = False  # the training runs where it is started
