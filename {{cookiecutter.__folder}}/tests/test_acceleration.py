@@ -158,7 +158,6 @@ def test_a_static_graph_has_one_backward_pass_in_each_step() -> None:
 
 IN_A_NEW_PROCESS = """
 import resource
-import shutil
 import sys
 from small.__main__ import main
 
