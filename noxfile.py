@@ -77,38 +77,38 @@ def site(session: nox.Session) -> None:
 @nox.session
 def variants(session: nox.Session) -> None:
     """Install and train the targets that need no more than PyPI's wheels; arguments after -- go to pytest."""
-    executed(session, f"not ({MORE} or thorough)", "-n", "2")
+    executed(session, f"not ({MORE} or thorough or seldom)")
 
 
 @nox.session
 def thorough(session: nox.Session) -> None:
     """With those targets: every task, a launcher, backend and task of one's own, bad input, and how trainings end."""
-    executed(session, f"thorough and not ({MORE})", "-n", "2")
+    executed(session, f"thorough and not ({MORE})")
 
 
 @nox.session
 def horovod(session: nox.Session) -> None:
     """The same with Horovod, built once and kept in .cache."""
-    executed(session, "horovod", "-n", "2")
+    executed(session, "horovod")
 
 
 @nox.session
 def mpi(session: nox.Session) -> None:
     """The same with a torch that was built with MPI, kept in .cache, and with mpirun. Needs root and debootstrap."""
-    executed(session, "mpi", "-n", "2")
+    executed(session, "mpi")
 
 
 @nox.session
 def xla(session: nox.Session) -> None:
     """The same with torch_xla, on its CPU device."""
-    executed(session, "xla", "-n", "2")
+    executed(session, "xla")
 
 
-def executed(session: nox.Session, marked: str, *options: str) -> None:
+def executed(session: nox.Session, marked: str, workers: int = 2) -> None:
     """Run the part of the executed suite that is so marked."""
     session.install("-r", "tests/requirements.txt")
-    # In a log that ends too early, the names of the tests say where.
-    options = (*options, "-v") if CI else options
+    # Some tests take ten times as long as others. In a log that ends too early, the names of the tests say where.
+    options = ("-n", str(workers), "--dist", "worksteal", *(["-v"] if CI else []))
     session.run("pytest", "-m", f"executed and ({marked})", "--durations=0", *options, *session.posargs)
 
 
@@ -118,37 +118,34 @@ def versions(session: nox.Session) -> None:
 
     Where packages come from a folder of wheels, ANY_TORCH=1 also installs torch for each Python, gigabytes each.
     """
-    executed(session, "versions", "-n", "2")
+    executed(session, "versions")
 
 
 @nox.session
 def docker(session: nox.Session) -> None:
     """Build the images of projects and train in them, by podman. Needs root, podman, crun and debootstrap."""
-    executed(session, "docker")
+    executed(session, "docker", workers=1)
 
 
 @nox.session
 def trackers(session: nox.Session) -> None:
     """Train, stop and resume with the trackers that `everything` leaves out, and read back what each has kept."""
-    executed(session, "trackers", "-n", "2")
+    executed(session, "trackers")
 
 
 @nox.session
 def seldom(session: nox.Session) -> None:
-    """What a change seldom breaks: a launcher, backend and task of one's own, the page on ignite, the notebook."""
-    executed(session, "seldom", "-n", "2")
+    """What a change seldom breaks, or breaks in another test too: CONTRIBUTING.md has the list."""
+    executed(session, "seldom")
 
 
 @nox.session
 def everything(session: nox.Session) -> None:
     """All targets at once, those of a cluster too: while one test waits for Slurm, another one computes.
 
-    Without the images, the other versions, the browser, chaos, most trackers and what a change seldom breaks, whose sessions
-    run once a week.
+    Without `docker`, `versions`, `browser`, `chaos`, `trackers` and `seldom`, which run once a week.
     """
-    executed(
-        session, "not (chaos or docker or versions or trackers or seldom)", "-n", "2", "--dist", "worksteal"
-    )
+    executed(session, "not (chaos or docker or versions or trackers or seldom)")
 
 
 @nox.session
@@ -162,7 +159,7 @@ def matrix(session: nox.Session) -> None:
 @nox.session
 def launchers(session: nox.Session) -> None:
     """Train on two nodes of this machine: Slurm, torchrun, manifests of Kubernetes. Needs root, iproute2 and Slurm."""
-    executed(session, "cluster", "-n", "2")
+    executed(session, "cluster")
 
 
 @nox.session

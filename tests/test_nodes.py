@@ -62,7 +62,9 @@ def train_on(start: Start, node: str, run: str, *settings: str, **variables: str
     return start(node, "scripts/train.sh", "--train.run_dir", run, *TIMEOUT, *settings, **variables)
 
 
+@pytest.mark.seldom
 def test_two_nodes_train(project: Installed, start: Start) -> None:
+    """Two processes on each; below, one."""
     both = [train_on(start, node, "runs/two", NPROC_PER_NODE="2") for node in cluster.NODES]
     for one in both:
         assert one.end() == 0, one.said()
@@ -100,6 +102,7 @@ def test_a_cut_cable_leaves_one_node_training_until_it_is_mended(project: Instal
     assert_every_epoch_once(project, "runs/cut")
 
 
+@pytest.mark.seldom
 def test_a_node_that_comes_late_joins(project: Installed, start: Start) -> None:
     elastic = {"NNODES": "1:2", "RDZV_CONF": "last_call_timeout=3"}
     first = train_on(start, "node1", "runs/late", *LONG, **elastic)
@@ -114,7 +117,11 @@ def test_a_node_that_comes_late_joins(project: Installed, start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "launcher", "mpi"),
-    [("gloo", "mpirun", "openmpi"), ("gloo", "mpirun", "mpich"), ("horovod", "horovodrun", "")],
+    [
+        ("gloo", "mpirun", "openmpi"),
+        pytest.param("gloo", "mpirun", "mpich", marks=pytest.mark.seldom),
+        ("horovod", "horovodrun", ""),
+    ],
 )
 def test_one_command_starts_both_nodes_by_ssh(
     install: Installer, backend: str, launcher: str, mpi: str, tmp_path: Path

@@ -2,6 +2,8 @@
 
 import csv
 import re
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +44,8 @@ def nothing_is_left() -> Iterator[None]:
     wait_for(nothing_runs_on_the_nodes, "the processes of the training to end", 60)
 
 
-@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+# The targets are trained by srun, two processes of which the time limit stops.
+@pytest.mark.parametrize("starter", [pytest.param("srun", marks=pytest.mark.seldom), "torchrun"])
 def test_two_nodes_train(project: Installed, starter: str) -> None:
     """Two processes on each node; the targets are trained with one on each."""
     run = f"runs/{starter}"
@@ -55,6 +58,7 @@ def test_two_nodes_train(project: Installed, starter: str) -> None:
     assert summary["weights_difference"] == 0.0
 
 
+@pytest.mark.seldom
 def test_scaling_measures_nodes(project: Installed) -> None:
     asked = (
         "--nodes",
@@ -75,6 +79,38 @@ def test_scaling_measures_nodes(project: Installed) -> None:
     table = rows_in(project.path / "runs" / "study" / "scaling.csv")
     rows = [(row["nodes"], row["processes"], row["batch_size"]) for row in table]
     assert rows == [("1", "1", "64"), ("2", "2", "64")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_study_of_scaling_that_is_ended_leaves_no_job(project: Installed, number: signal.Signals) -> None:
+    run = f"runs/ended-{number.name}"
+    asked = ["--nodes", "2", "--processes", "1", "--batches", "64", "--steps", "10000000"]
+    study = subprocess.Popen(
+        [
+            "env",
+            "--default-signal=INT",
+            "python3",
+            "-m",
+            project.package,
+            "scaling",
+            *asked,
+            "--train.run_dir",
+            run,
+        ],
+        cwd=project.path,
+        env={**project.environment, "SLURM_CONF": str(cluster.SLURM_CONF)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        log = project.path / run / ".2x1x64" / "log.txt"
+        wait_for(lambda: log.exists() and "optimizer: " in log.read_text(), "the training")
+        study.send_signal(number)
+        assert study.wait(60) == (130 if number == signal.SIGINT else -number)
+        wait_for(lambda: not cluster.slurm("squeue", "--noheader").strip(), "the job to be cancelled", 60)
+    finally:
+        study.kill()
+        study.wait()
 
 
 def test_an_array_of_jobs_trains_one_seed_each(project: Installed) -> None:
@@ -125,6 +161,7 @@ def test_what_is_submitted_is_what_files_and_the_script_of_the_job_say(project: 
         script.write_text(before)
 
 
+@pytest.mark.seldom
 def test_jobs_share_a_sweep_and_lose_nothing_when_they_are_preempted(project: Installed) -> None:
     tried = project.path / "tried.yaml"
     tried.write_text("optim:\n  lr: 1e-3..1e-2,log\n")
@@ -176,6 +213,7 @@ if "sweep" in sys.orig_argv:
 """
 
 
+@pytest.mark.seldom
 def test_a_signal_between_two_trials_of_a_sweep_requeues_the_job(project: Installed, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WAITS_BETWEEN_TRIALS)
     asked = ["optim.lr=1e-3..1e-2,log", "--trials", "2", *LONG, "--train.run_dir", "runs/between"]
@@ -194,7 +232,7 @@ def test_a_signal_between_two_trials_of_a_sweep_requeues_the_job(project: Instal
     wait_for(nothing_runs_on_the_nodes, "the job to end", 60)
 
 
-@pytest.mark.parametrize("starter", ["srun", "torchrun"])
+@pytest.mark.parametrize("starter", ["srun", pytest.param("torchrun", marks=pytest.mark.seldom)])
 def test_the_time_limit_loses_nothing(project: Installed, starter: str) -> None:
     run = f"runs/limit-{starter}"
     limits = {"SBATCH_TIMELIMIT": "10", "SBATCH_SIGNAL": "USR1@100"}

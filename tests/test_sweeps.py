@@ -48,6 +48,7 @@ def sweeping(project: Installed, folder: Path) -> Iterator[subprocess.Popen[byte
         process.wait()
 
 
+@pytest.mark.seldom
 def test_a_project_s_own_tests_of_sweeps_pass_with_optuna(project: Installed) -> None:
     print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_sweep.py"))
 

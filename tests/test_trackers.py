@@ -105,7 +105,7 @@ def server(project: Installed, command: list[str], port: int, log: Path) -> Iter
 
 
 # The others are tested once a week: each is a page of the same interface, and some hundred megabytes to install.
-ALWAYS = ("tensorboard", "wandb")
+ALWAYS = ("tensorboard",)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,16 @@ def test_what_an_optimizer_remembers_gets_the_layout_of_its_weight() -> None:
         assert value.dim() == 0 or value.stride() == weight.stride()
 
 
+@pytest.mark.parametrize("asked", [config.OptimConfig(name="adamw"), config.OptimConfig(name="sgd")])
+def test_complex_weights_learn_too(asked: config.OptimConfig) -> None:
+    """For them, torch has no kernel that updates all weights."""
+    model = nn.ParameterList([torch.ones(2, dtype=torch.cfloat), torch.ones(2)])
+    optimizer = optimization.create_optimizer(model, replace(config.Config(), optim=asked), 1)
+    sum(weight.abs().sum() for weight in model).backward()
+    optimizer.step()
+    assert all(bool((weight.abs() < 1).all()) for weight in model)
+
+
 def test_the_parts_of_a_model_are_compiled_where_the_task_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
     # Whether there is a compiler or not: nothing runs.
     monkeypatch.setattr(shutil, "which", lambda name: name)

@@ -168,6 +168,26 @@ def test_metrics_of_batches_from_many_ranks_are_in_the_order_of_one(monkeypatch:
     assert [int(outputs) for outputs, _ in pairs] == [0, 1, 2, 3, 4]
 
 
+def test_what_is_no_tensor_in_outputs_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, loss = objective.forward, objective.loss
+
+    def with_more(model: nn.Module, batch: Any) -> Any:
+        outputs, targets = forward(model, batch)
+        return {"all": [outputs, None, "text", (3, outputs)]}, targets
+
+    monkeypatch.setattr(objective, "forward", with_more)
+    monkeypatch.setattr(objective, "loss", lambda outputs, targets: loss(outputs["all"][0], targets))
+    monkeypatch.setattr(objective, "metrics", lambda device: {})
+    monkeypatch.setattr(objective, "SCORE", "loss")
+    run_dir = ("--train.run_dir", str(tmp_path / "run"))
+    # What is computed in another type is turned back.
+    trained = call("train", *run_dir, "--train.max_iterations", "1", "--train.amp", "bf16", *ONE)
+    assert trained.code == 0, trained.errors
+    monkeypatch.setattr(backend, "all_gather_object", lambda value: [value])
+    outputs = {"all": [torch.ones(2), None, "text", (3, torch.zeros(1))]}
+    assert repr(evaluation.gather([(outputs, None)])) == repr([(outputs, None)])
+
+
 def test_metrics_that_ask_torch_find_one_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
     # As torchmetrics does before it adds up over the processes.
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)

@@ -121,7 +121,7 @@ def test_what_a_task_returns_by_mistake_is_named(tmp_path: Path, monkeypatch: py
             refused.errors
         )
     mistakes: list[tuple[str, Any, str]] = [
-        ("loss", lambda outputs, targets: (outputs - targets) ** 2, "of the shape (64,): return their mean"),
+        ("loss", lambda outputs, targets: (outputs - targets) ** 2, "of the shape (64,): let it be their mean"),
         (
             "loss",
             lambda outputs, targets: (outputs - targets).square().mean().item(),

@@ -242,6 +242,29 @@ def test_each_of_several_losses_updates_its_own_group_in_turn() -> None:
         engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, OFF, batch)
 
 
+def answering(answer: Any) -> Any:
+    return lambda model, batch: answer
+
+
+def test_what_several_losses_yield_by_mistake_is_named() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([{"name": "one", "params": model.parameters()}], 0.1)
+    mean = model(torch.ones(4, 1)).mean()
+    mistakes: list[tuple[Any, str]] = [
+        ([("one", mean)], "returned list: yield a name and a loss"),
+        (iter([]), "yields nothing: yield a name and a loss"),
+        (iter([mean]), "yields Tensor: yield a name and a loss"),
+        (iter([("one", 0.5)]), "yields float: let it be a tensor"),
+        (iter([("one", model(torch.ones(4, 1)))]), r"yields numbers of the shape \(4, 1\): let it be their mean"),
+        (iter([("one", mean.detach())]), "the loss has no gradient"),
+    ]
+    for yielded, sentence in mistakes:
+        in_turns = replace(binding.bind(None, NO_DATA), losses=answering(yielded))
+        scaler = torch.amp.GradScaler(enabled=False)
+        with pytest.raises(errors.UsageError, match=sentence):
+            engines.update_in_turns(model, optimizer, scaler, config.Config(), in_turns, OFF, None)
+
+
 def test_the_objective_gets_the_settings_and_the_data_that_it_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

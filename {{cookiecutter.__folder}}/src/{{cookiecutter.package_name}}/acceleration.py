@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from ignite.utils import apply_to_tensor
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .config import TrainConfig
 from .distributed import hardware
+from .engines import change_tensors
 from .errors import UsageError
 
 # What torch.compile has its kernels built with, or what starts them.
@@ -90,4 +90,4 @@ def _channels_last_too(model: nn.Module, inputs: tuple[Any, ...]) -> Any:
     def changed(tensor: Tensor) -> Tensor:
         return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
-    return apply_to_tensor(inputs, changed)
+    return change_tensors(inputs, changed)

@@ -156,7 +156,8 @@ def weights_difference(model: nn.Module) -> float:
     for tensor in (*model.parameters(), *model.buffers()):
         if hasattr(tensor, "to_local"):
             continue
-        mine = tensor.detach() if tensor.dtype in (torch.float32, torch.float64) else tensor.detach().float()
+        mine = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        mine = mine if mine.dtype in (torch.float32, torch.float64) else mine.float()
         # In the usual layout, and in types that every backend takes.
         reference = idist.broadcast(mine.clone(memory_format=torch.contiguous_format), src=0)
         assert isinstance(reference, Tensor)

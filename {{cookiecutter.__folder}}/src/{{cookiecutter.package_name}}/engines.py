@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -37,9 +37,9 @@ def create_trainer(
     """
     device, rank = idist.device(), idist.get_rank()
     update = update_in_turns if objective.losses else update_once
-    # DistributedDataParallel does so itself.
-    shares = config.distributed.strategy != "local-sgd" and not isinstance(model, nn.parallel.DistributedDataParallel)
-    share_buffers = shares and idist.get_world_size() > 1
+    # DistributedDataParallel does so itself, where it can.
+    does_so = isinstance(model, nn.parallel.DistributedDataParallel) and model.broadcast_buffers
+    share_buffers = config.distributed.strategy != "local-sgd" and not does_so and idist.get_world_size() > 1
 
     def step(engine: Engine, batch: Any) -> Tensor:
         seed_step(config.train.seed, rank, engine.state.iteration)
@@ -96,14 +96,19 @@ def loss_of(model: nn.Module, batch: Any, objective: Objective) -> Tensor:
         raise UsageError(
             f"forward in task/objective.py returned {type(answer).__name__}: return two things, outputs and targets", 1
         )
-    loss = objective.loss(*answer)
+    return to_learn_from(objective.loss(*answer), "loss in task/objective.py returned")
+
+
+def to_learn_from(loss: Any, whence: str) -> Tensor:
+    """Return the loss; ``whence`` begins the sentence that refuses it.
+
+    Raises:
+        UsageError: if it is not one number that has a gradient.
+    """
     if not isinstance(loss, Tensor):
-        raise UsageError(
-            f"loss in task/objective.py returned {type(loss).__name__}: return a tensor, without .item()", 1
-        )
+        raise UsageError(f"{whence} {type(loss).__name__}: let it be a tensor, without .item()", 1)
     if loss.dim():
-        shape = tuple(loss.shape)
-        raise UsageError(f"loss in task/objective.py returned numbers of the shape {shape}: return their mean", 1)
+        raise UsageError(f"{whence} numbers of the shape {tuple(loss.shape)}: let it be their mean", 1)
     if not loss.requires_grad:
         raise UsageError("the loss has no gradient: compute it of what the model answers, without detach or no_grad", 1)
     return loss
@@ -123,11 +128,14 @@ def update_in_turns(
     Returns the sum of the losses, each of them on this rank, and the norms of clipped gradients.
 
     Raises:
-        UsageError: if the optimizer has no group of the name that a loss comes with.
+        UsageError: if the task yields something else than it has to, or the optimizer has no group of that name.
     """
     groups = {group.get("name"): group["params"] for group in optimizer.param_groups}
     assert objective.losses
     turns = objective.losses(model, batch)
+    if not isinstance(turns, Iterator):
+        kind = type(turns).__name__
+        raise UsageError(f"losses in task/objective.py returned {kind}: yield a name and a loss for each turn", 1)
     losses: list[Tensor] = []
     measured: dict[str, Tensor] = {}
     while True:
@@ -135,9 +143,12 @@ def update_in_turns(
         # Each is computed after the update by the one before.
         with mixed_precision(config):
             turn = next(turns, None)
-        if turn is None:
+        if turn is None and losses:
             return torch.stack(losses).sum(), measured
-        name, loss = turn
+        if not isinstance(turn, tuple) or len(turn) != 2:
+            kind = "nothing" if turn is None else type(turn).__name__
+            raise UsageError(f"losses in task/objective.py yields {kind}: yield a name and a loss for each turn", 1)
+        name, loss = turn[0], to_learn_from(turn[1], "losses in task/objective.py yields")
         if name not in groups:
             known = ", ".join(map(str, groups))
             raise UsageError(
@@ -164,6 +175,19 @@ def mixed_precision(config: Config) -> AbstractContextManager[object]:
     dtype = AUTOCAST_TYPES[config.train.amp]
     # One that is not enabled would take as long as one that is.
     return torch.autocast(idist.device().type, dtype) if dtype else nullcontext()
+
+
+def change_tensors(nested: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return ``nested`` with each of its tensors changed, in mappings, lists and tuples; anything else in it stays as it is."""
+    if isinstance(nested, Tensor):
+        return change(nested)
+    kind: Any = type(nested)
+    if isinstance(nested, Mapping):
+        return kind({name: change_tensors(one, change) for name, one in nested.items()})
+    if isinstance(nested, list | tuple):
+        changed = [change_tensors(one, change) for one in nested]
+        return kind(*changed) if hasattr(nested, "_fields") else kind(changed)
+    return nested
 
 
 def cut(batch: Any, part: int, parts: int, samples: int | None = None) -> Any:

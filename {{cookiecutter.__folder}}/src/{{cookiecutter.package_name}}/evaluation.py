@@ -17,7 +17,7 @@ from ignite.distributed import utils as idist_utils
 from ignite.distributed.comp_models.base import _SerialModel
 from ignite.engine import Engine
 from ignite.metrics import Metric, MetricsLambda
-from ignite.utils import apply_to_tensor, convert_tensor
+from ignite.utils import convert_tensor
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -28,7 +28,7 @@ from .binding import Objective, bind, load_data
 from .checkpoints import load_checkpoint
 from .config import Config
 from .distributed import backend, hardware
-from .engines import AUTOCAST_TYPES, mixed_precision
+from .engines import AUTOCAST_TYPES, change_tensors, mixed_precision
 from .errors import UsageError
 from .handlers import significant
 from .randomness import seed_step
@@ -86,7 +86,8 @@ def evaluate(model: nn.Module, loader: DataLoader[Any], config: Config, objectiv
             device = metrics_device()
             with as_one_process():
                 # One after another: the device may not have room for all of them.
-                scorer.run((convert_tensor(pair, device) for pair in everyones), epoch_length=len(everyones))
+                there = (change_tensors(pair, lambda tensor: tensor.to(device)) for pair in everyones)
+                scorer.run(there, epoch_length=len(everyones))
     # Weighted by their samples, in double precision.
     sizes = [len(share.indices) for share in batches]
     loss = sum(float(loss) * size for loss, size in zip(losses, sizes, strict=True))
@@ -172,7 +173,7 @@ def predict(
         with mixed_precision(config):
             outputs, targets = objective.forward(model, batch)
         if dtype is not None:
-            outputs = apply_to_tensor(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
+            outputs = change_tensors(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
         losses.append(objective.loss(outputs, targets))
         if metrics_device() != device:
             # Else the device would compute the outputs now, and all batches once more at the end, for their losses.
@@ -188,7 +189,7 @@ def predict(
 
 def gather(pairs: Iterable[Pair]) -> list[Pair]:
     """Return the pairs of all ranks on the CPU, in the order in which one process would have them."""
-    mine: list[Any] = [apply_to_tensor(pair, Tensor.cpu) for pair in pairs]
+    mine: list[Any] = [change_tensors(pair, Tensor.cpu) for pair in pairs]
     everyones = backend.all_gather_object(mine)
     # The batches were dealt in turn.
     return [pair for pair in chain.from_iterable(zip_longest(*everyones)) if pair is not None]

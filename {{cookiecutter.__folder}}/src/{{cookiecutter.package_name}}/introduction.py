@@ -15,7 +15,7 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine
-from ignite.utils import apply_to_tensor, convert_tensor
+from ignite.utils import convert_tensor
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
@@ -27,7 +27,7 @@ from .batches import Reader, Share
 from .binding import Objective
 from .config import Config
 from .distributed import backend, hardware
-from .engines import cut
+from .engines import change_tensors, cut
 from .errors import UsageError
 from .evaluation import evaluating, refuse_metrics_of_many_numbers
 from .randomness import has_drawn
@@ -181,8 +181,6 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
 
     What is averaged over processes is not that of the whole batch then, as where samples have weights, or targets are left out.
     """
-    if objective.losses:
-        return
     # What is compiled would be compiled once more.
     eager = torch.compiler.set_stance("force_eager") if config.train.compile else nullcontext()
     batch: Any = trainer.state.batch
@@ -194,6 +192,8 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             outputs, targets = objective.forward(model, batch)
             tell_of_shapes(outputs, targets)
             refuse_metrics_of_many_numbers(outputs, targets, objective)
+            if objective.losses:
+                return
         except UsageError:
             raise
         except Exception as error:  # the training itself has taken it
@@ -245,7 +245,7 @@ def loss_of_halves(answered: Any, objective: Objective) -> tuple[float, float]:
 
     At the start, a model answers all samples alike, and whatever a loss divides by, nobody would see it.
     """
-    even: Any = apply_to_tensor(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
+    even: Any = change_tensors(answered, lambda tensor: tensor[: len(tensor) // 2 * 2])
     outputs, targets = even
 
     def losses(outputs: Any, targets: Any) -> tuple[float, float]:
@@ -262,7 +262,7 @@ def loss_of_halves(answered: Any, objective: Objective) -> tuple[float, float]:
 
     try:
         # On the CPU: another device that is given what it does not expect may answer nothing any more.
-        found = losses(apply_to_tensor(outputs, noisy), apply_to_tensor(targets, Tensor.cpu))
+        found = losses(change_tensors(outputs, noisy), change_tensors(targets, Tensor.cpu))
     except Exception:  # noqa: BLE001 - a loss may require numbers of some range, or have some of its own on the device
         found = (math.nan, math.nan)
     return found if all(map(math.isfinite, found)) else losses(outputs, targets)

@@ -30,7 +30,7 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     if asked != OptimConfig.name and asked not in created.lower():
         logger.warning("optim.name %s counts for nothing: create_optimizer in task/objective.py has %s", asked, created)
     # Torch has no fused SGD for weights that are shared out.
-    could_be_fused = backend.FUSED_OPTIMIZER and optimizer.defaults.get("fused", False) is None
+    could_be_fused = optimizer.defaults.get("fused", False) is None and has_a_fused_step(model)
     if could_be_fused and not optimizer.defaults.get("foreach") and not collectives.is_shared_out(model):
         logger.info("optimizer: %s(..., fused=backend.FUSED_OPTIMIZER) in task/objective.py would be faster", created)
     several = len(optimizer.param_groups) > 1
@@ -57,7 +57,7 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
 
 def create_default_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     """Return the optimizer that the section ``optim`` describes, the same for all parameters."""
-    settings, fused = config.optim, backend.FUSED_OPTIMIZER
+    settings, fused = config.optim, has_a_fused_step(model)
     if settings.name == "adamw":
         return torch.optim.AdamW(model.parameters(), settings.lr, weight_decay=settings.weight_decay, fused=fused)
     return torch.optim.SGD(
@@ -69,6 +69,11 @@ def create_default_optimizer(model: nn.Module, config: Config) -> torch.optim.Op
         # Torch has no such kernel for weights that are shared out.
         fused=fused and not collectives.is_shared_out(model),
     )
+
+
+def has_a_fused_step(model: nn.Module) -> bool:
+    """Tell whether torch has one kernel that updates all weights: not of complex numbers."""
+    return backend.FUSED_OPTIMIZER and all(weight.is_floating_point() for weight in model.parameters())
 
 
 class GroupSettings:

@@ -27,6 +27,9 @@ from .tables import print_table
 from .tracking import SWITCH
 from .trials import Start, begin, reason, started_here, started_on_nodes
 
+# How long a launcher may take to cancel its job.
+CANCEL_LIMIT_S = 10.0
+
 
 class Measured(NamedTuple):
     """One training: so many processes with one global batch."""
@@ -145,6 +148,11 @@ def measure(
         try:
             said, _ = process.communicate(timeout=start.limit_s)
         except BaseException as error:
+            if launcher.QUEUED:
+                # It cancels its job, which would train on elsewhere.
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(CANCEL_LIMIT_S)
             # A training takes the signal of its launcher's end for a reason to stop in order, at its next log point, which
             # is its last step here. Where rank 0 is gone, the others end.
             rank_0 = storage.holder(run / storage.LOCK)

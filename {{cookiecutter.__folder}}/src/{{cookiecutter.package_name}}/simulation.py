@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from ignite.utils import apply_to_tensor
 from rich.table import Table
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
@@ -30,7 +29,7 @@ from .checks import batch_check, require
 from .collectives import local
 from .config import Config
 from .distributed import transport
-from .engines import AUTOCAST_TYPES, cut, loss_of
+from .engines import AUTOCAST_TYPES, change_tensors, cut, loss_of
 from .errors import UsageError
 from .optimization import create_optimizer
 from .tables import print_table
@@ -134,7 +133,7 @@ def take_step(config: Config, data: Any, objective: Objective, batch: Any, strat
         if strategy == "zero1":
             optimizer = sharding.share_out_state(optimizer)
             keeps = optimizer.optim
-        inputs = apply_to_tensor(batch, fake.from_tensor)
+        inputs = change_tensors(batch, fake.from_tensor)
         dtype = AUTOCAST_TYPES[config.train.amp]
         with counted_activations(model, again) as activations, torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss = loss_of(model, inputs, objective)
@@ -167,6 +166,6 @@ def counted_activations(model: nn.Module, again: list[nn.Module]) -> Iterator[di
         return tensor
 
     for module in again:
-        module.register_forward_pre_hook(lambda module, inputs: apply_to_tensor(inputs, keep))
+        module.register_forward_pre_hook(lambda module, inputs: change_tensors(inputs, keep))
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         yield found

@@ -36,7 +36,7 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
 
     for number in early_signals.STOP_SIGNALS:
         signal.signal(number, remember)
-    stopped, finished = Mark(run_dir / "stopped"), Mark(run_dir / "summary.json")
+    begun, stopped, finished = (Mark(run_dir / name) for name in ("log.txt", "stopped", "summary.json"))
     # In a session of its own, so that Ctrl-C reaches this process alone. It ends when this process is killed.
     launcher = subprocess.Popen(
         command,
@@ -67,8 +67,8 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
     if stopped.is_new():
         return EXIT_RESUMABLE
     code = launcher.returncode
-    if signals and code == -signal.SIGTERM:
-        # It had begun no training that could have stopped in order.
+    if signals and code and not begun.is_new():
+        # There was no training yet that could have stopped in order.
         print("error: stopped before a checkpoint was saved: start again", file=sys.stderr)
         return 128 + signals[0]
     if code == 0 and signals and not finished.is_new():

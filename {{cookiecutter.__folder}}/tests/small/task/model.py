@@ -12,6 +12,8 @@ from .settings import TaskConfig
 
 
 class Network(nn.Module):
+    mask: Tensor | None
+
     def __init__(self, width: int, dropout: float, batch_norm: bool, expert: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
@@ -20,11 +22,15 @@ class Network(nn.Module):
         self.blocks = nn.Sequential(*layers)
         self.expert = nn.Linear(width, width) if expert else None
         self.head = nn.Linear(width, 1)
+        # As attention has one: of a type that not every backend carries, and in no checkpoint.
+        self.register_buffer("mask", torch.ones(width, dtype=torch.bool) if batch_norm else None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         # As a network does that takes each batch to be contiguous.
         x = x.view(-1).view(-1, 3)
         hidden = self.blocks(x)
+        if self.mask is not None:
+            hidden = hidden * self.mask
         if self.expert and self.training and torch.rand(()) < 1 / 3:
             hidden = hidden + self.expert(hidden)
         result: Any = self.head(hidden)

@@ -15,6 +15,7 @@ FIX = "install a torch that was built with it"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"gloo": ("none", "fp16", "powersgd")}
 STRATEGIES = ("ddp", "local-sgd", "zero1", "fsdp2")
+TYPES: tuple[str, ...] = ()  # of the tensors that can travel, if not all can
 BUCKETS = True  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = True  # its processes find each other at MASTER_ADDR and MASTER_PORT
 INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network interface that is used, or looked at by doctor, between nodes

@@ -35,6 +35,8 @@ except ImportError as error:
 # After that, as it fails where Horovod lacks something.
 import ignite.distributed as idist
 
+from .. import collectives
+
 Value = TypeVar("Value")
 
 # One kernel updates all weights, instead of several for each of them.
@@ -182,8 +184,8 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
 def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     """Move the model to this process's device and give it the weights of rank 0; the optimizer does the rest."""
     model = model.to(idist.device())
-    with watch.exchange():
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    # As bytes, whatever their types, and with the buffers that a checkpoint lacks.
+    collectives.broadcast([*model.parameters(), *model.buffers()])
     return model
 
 

@@ -13,10 +13,12 @@ PACKAGES: tuple[str, ...] = ()  # distributions that have to fit torch
 CHOICES: tuple[str, ...] = (NAME,)  # what may carry the tensors
 ON_CPU = NAME  # what carries them on a CPU
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
-FIX = "install a torch that was built with MPI, or make the project anew with backend=gloo"
+FIX = "install a torch that was built with MPI, or make the project anew with backend=auto"
 # In which types gradients can travel, and how the processes can share a training.
 COMPRESSIONS = {"mpi": ("none",)}
 STRATEGIES = ("ddp", "local-sgd", "zero1")
+# Of the tensors that can travel.
+TYPES: tuple[str, ...] = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64")
 BUCKETS = True  # whether DistributedDataParallel exchanges gradients, in parts of a size that can be chosen
 RENDEZVOUS = False  # MPI connects the processes that its launcher has started
 INTERFACE = "GLOO_SOCKET_IFNAME"  # names the network interface that is used, or looked at by doctor, between nodes

@@ -65,6 +65,8 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     if not dist.is_backend_available(config.backend):
         raise UsageError(f"torch {torch.__version__} has no {config.backend}: {transport.FIX}", 1)
     transport.prepare()
+    # What starts the processes may serve the rendezvous itself, and says the ranks where this process does so for torch below.
+    served = not transport.RENDEZVOUS or (starter.SERVES_RENDEZVOUS and starter.ranks())
     if ranks.world_size == ranks.local_world_size:
         # On one machine they can meet anywhere; a launcher often has said where. No other machine has to reach them.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -75,7 +77,6 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     device_id = torch.device("cuda", ranks.local_rank) if config.backend in transport.BOUND_TO_DEVICE else None
     try:
         where: dict[str, Any] = {}
-        served = not transport.RENDEZVOUS or (starter.SERVES_RENDEZVOUS and starter.ranks())
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and not served:
             store = _local_store(ranks, config.timeout_s)
             where = {"store": store, "rank": ranks.rank, "world_size": ranks.world_size}
@@ -118,7 +119,11 @@ def sync_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
-    """Move the model to this process's device and let its gradients be averaged over the processes."""
+    """Move the model to this process's device and let its gradients be averaged over the processes.
+
+    Raises:
+        UsageError: if the backend cannot carry gradients of their type.
+    """
     if averaging.strategy == "fsdp2" and idist.get_world_size() > 1:
         from .. import sharding
 
@@ -126,9 +131,12 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     model = model.to(idist.device())
     if idist.get_world_size() == 1:
         return model
+    if transport.TYPES:
+        _send_as_bytes(model)
     # The gradients live in the buffers that are sent: one copy less for each step.
     wrapped = nn.parallel.DistributedDataParallel(
         model,
+        broadcast_buffers=not transport.TYPES,
         gradient_as_bucket_view=True,
         bucket_cap_mb=averaging.bucket_mib,
         static_graph=averaging.static_graph,
@@ -168,6 +176,23 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
         # So that a profile times the same.
         wrapped.by_tree = add_by_tree  # type: ignore[assignment]
     return wrapped
+
+
+def _send_as_bytes(model: nn.Module) -> None:
+    """Give every rank the weights and buffers of rank 0, whatever their types; each step then does so with the buffers.
+
+    Raises:
+        UsageError: if the gradients cannot travel.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    others = {name: tensor for name, tensor in named if str(tensor.dtype).removeprefix("torch.") not in transport.TYPES}
+    for name, tensor in others.items():
+        if tensor.requires_grad:
+            fix = "let create_model return it in float32"
+            raise UsageError(f"{transport.NAME} carries no gradients of {tensor.dtype}, as {name} has them: {fix}", 1)
+    collectives.broadcast([tensor for _, tensor in named])
+    # DistributedDataParallel would do so again, in their own types.
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*others])
 
 
 def _tree_is_faster(model: nn.Module) -> bool:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from ..checks import Check, command_check, number_in_environment, number_of_nodes, project_folder
 from ..config import PACKAGE, Ranks, Size
@@ -122,28 +124,53 @@ def trial() -> list[str] | None:
 
 
 def start(command: list[str], run_dir: Path) -> int:
-    """Submit the job and say how to follow it; return the exit code."""
+    """Submit the job and say how to follow it; return the exit code.
+
+    Raises:
+        UsageError: if a signal ends the wait for the job, which is then cancelled.
+    """
     options = dict(word.partition("=")[::2] for word in command)
     output = options.get("--output") or _asked("output") or "slurm-%j.out"
     if "%" not in str(folder := Path(output).parent):
         # Without it, Slurm would end the job at once, and nobody would know why.
         folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    job = done.stdout.strip().partition(";")[0]
-    if done.returncode and not job:
-        return done.returncode
+    job, code = _submit(command)
+    if code and not job:
+        return code
     written = run_dir if "sweep" in command or "seeds" in command else options.get("RUN_DIR", f"runs/{job}")
     # Of an array, the first job.
     first = re.split(r"\D", options.get("--array", ""))[0]
     known = {"j": job, "A": job, "a": first or "*", "x": _asked("job-name") or "train.sbatch"}
     output = re.sub(r"%\d*([a-zA-Z])", lambda part: known.get(part[1], "*"), output)
-    if done.returncode:
+    if code:
         # It was waited for.
         print(f"error: job {job} has failed: {output} says why", file=sys.stderr)
-        return done.returncode
+        return code
     print(f"job {job} is submitted; it writes {written}")
     print(f"follow it with  tail -F {output}  and  squeue --job {job}, end it with  scancel {job}")
     return 0
+
+
+def _submit(command: list[str]) -> tuple[str, int]:
+    """Run sbatch, which waits for the end of the job if SBATCH_WAIT says so; return the job's number and the exit code."""
+    job = ""
+    sbatch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def cancel(number: int, frame: FrameType | None) -> None:
+        if job:
+            subprocess.run(["scancel", job], check=False)
+        else:
+            sbatch.kill()
+        raise UsageError(f"stopped: {f'job {job} is cancelled' if job else 'no job was submitted'}", 128 + number)
+
+    before = {number: signal.signal(number, cancel) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert sbatch.stdout
+        job = sbatch.stdout.readline().strip().partition(";")[0]
+        return job, sbatch.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def ranks() -> Ranks | None:

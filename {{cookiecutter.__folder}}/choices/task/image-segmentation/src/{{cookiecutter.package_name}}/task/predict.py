@@ -19,7 +19,7 @@ def predict(model: nn.Module, data: Data, inputs: list[str]) -> Iterator[dict[st
     """Write the mask of each image file, of its size, to NAME-mask.png; yield how many of its pixels are of which class.
 
     Raises:
-        UsageError: if a file is not an image.
+        UsageError: if a file is not an image, or its mask cannot be written.
     """
     for name in inputs:
         try:
@@ -31,6 +31,9 @@ def predict(model: nn.Module, data: Data, inputs: list[str]) -> Iterator[dict[st
         padded = np.pad(pixels, ((0, -height % 4), (0, -width % 4)), mode="edge")
         mask = model(torch.from_numpy(padded[None, None])).argmax(dim=1)[0, :height, :width]
         file = Path(name).with_name(f"{Path(name).name}-mask.png")
-        Image.fromarray(mask.numpy().astype(np.uint8)).save(file)
+        try:
+            Image.fromarray(mask.numpy().astype(np.uint8)).save(file)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be written ({error.strerror}): copy the image elsewhere", 1) from None
         counts = {data.classes[number]: int((mask == number).sum()) for number in mask.unique().tolist()}
         yield {"input": name, "mask": str(file), "pixels": counts}
