@@ -795,11 +795,18 @@ def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_withou
     check_evaluation(project, "runs/killed", project.read_json("runs/killed/summary.json"), [])
 
 
-TASKS = QUESTIONS["task"][1:]
+# Those with most of their own; the others once a week.
+ALWAYS = ("text-classification", "language-modeling", "gan")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(task, marks=[] if task in ALWAYS else pytest.mark.seldom)
+        for task in QUESTIONS["task"][1:]
+    ],
+)
 def test_every_other_task_is_learned_by_one_process_and_by_two_and_after_a_stop(
     install: Installer, task: str, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ from frame import (
     objective,
     storage,
 )
+from torch import nn
 
 ONE = ("--distributed.nproc_per_node", "1")
 # Whose course does not depend on its length.
@@ -444,3 +445,11 @@ def test_a_transform_that_loader_processes_cannot_find_is_named(tmp_path: Path) 
         ForkingPickler.dumps(transform)
     told = failures.explain(error.value)
     assert re.search(r"cannot hand .*transform.* over to loader processes, .*num_workers 0$", told), told
+
+
+def test_what_is_asked_of_a_wrapped_model_is_named() -> None:
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(AttributeError) as error:
+        _ = wrapped.encode
+    assert failures.explain(error.value).startswith("asks for encode of the model, which is wrapped where several")

@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,13 +82,14 @@ def test_a_loss_that_compares_samples_shows(loss: Any) -> None:
         return (batch["x"], 2 * batch["x"], torch.tensor(3.0)), torch.arange(len(batch["x"]))
 
     torch.manual_seed(0)
-    contrastive: Any = SimpleNamespace(forward=forward, loss=loss)
+    contrastive: Any = SimpleNamespace(loss=loss)
     for samples in (8, 7):
         batch = {"x": torch.randn(samples, 4), "text": ["a"] * samples}
-        whole, mean = introduction.loss_of_half_batches(nn.Identity(), batch, contrastive)
+        whole, mean = introduction.loss_of_half_batches(partial(forward, None), batch, contrastive)
         assert whole > mean + 0.1
-        plain: Any = SimpleNamespace(forward=lambda model, batch: (batch["x"], batch["x"] + 1), loss=mse_loss)
-        assert introduction.loss_of_half_batches(nn.Identity(), batch, plain) == pytest.approx((1.0, 1.0))
+        plain: Any = SimpleNamespace(loss=mse_loss)
+        halves = introduction.loss_of_half_batches(lambda batch: (batch["x"], batch["x"] + 1), batch, plain)
+        assert halves == pytest.approx((1.0, 1.0))
 
 
 def test_ranks_with_other_data_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,6 +223,24 @@ def test_what_looks_at_a_loss_counts_for_nothing_in_the_model() -> None:
     trainer: Any = SimpleNamespace(state=SimpleNamespace(batch=batch))
     introduction.tell_of_loss(trainer, model, config.Config(), task)
     assert (max(seen) >= 3, float(model.batches)) == (True, 0.0)
+
+
+def test_what_looks_at_a_loss_computes_as_a_step_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, sizes = objective.forward, set()
+
+    def watched(model: nn.Module, batch: Any) -> Any:
+        # Some models cannot compute otherwise.
+        assert torch.is_autocast_enabled(idist.device().type)
+        sizes.add(len(batch["x"]))
+        return forward(model, batch)
+
+    monkeypatch.setattr(objective, "forward", watched)
+    asked = ("--train.amp", "bf16", "--optim.accumulation_steps", "2", "--train.max_iterations", "1")
+    trained = call("train", "--train.run_dir", str(tmp_path / "run"), *asked, *ONE)
+    assert trained.code == 0, trained.errors
+    assert "cannot be halved" not in trained.errors
+    # Micro-batches and their halves; validation batches.
+    assert sizes == {32, 16, 256, 44}
 
 
 def test_a_pretrained_model_learns_in_training_mode(caplog: pytest.LogCaptureFixture) -> None:

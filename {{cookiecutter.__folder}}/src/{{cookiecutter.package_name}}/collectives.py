@@ -93,7 +93,8 @@ def broadcast_buffers(model: nn.Module) -> None:
 
 
 def broadcast(tensors: list[Tensor]) -> None:
-    """Give every rank the values of rank 0."""
+    """Give every rank the values of rank 0; sparse tensors stay as they are."""
+    tensors = [tensor for tensor in tensors if tensor.layout == torch.strided]
     if not tensors or idist.get_world_size() == 1:
         return
     # As bytes, all of them in one exchange, whatever their types.
@@ -150,11 +151,11 @@ def require_equal_weights(model: nn.Module, step: int) -> None:
 def weights_difference(model: nn.Module) -> float:
     """Return the largest absolute difference between any rank's weights or buffers and those of rank 0: 0.0 if all is well.
 
-    Weights that are shared out are on one rank each.
+    Weights that are shared out are on one rank each. Sparse buffers, such as the edges of a graph, are not looked at.
     """
     largest = 0.0
     for tensor in (*model.parameters(), *model.buffers()):
-        if hasattr(tensor, "to_local"):
+        if hasattr(tensor, "to_local") or tensor.layout != torch.strided:
             continue
         mine = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         mine = mine if mine.dtype in (torch.float32, torch.float64) else mine.float()

@@ -44,9 +44,10 @@ def on_cpu(nested: Any, done: dict[Any, Tensor], copies: Copies | None = None) -
     ``done`` are those that were moved already: weights that two modules share are written once.
     """
     if isinstance(nested, Tensor):
-        # Not every device tells addresses.
-        place = id(nested) if nested.device.type == "xla" else nested.data_ptr()
-        key = (place, nested.shape, nested.stride(), nested.dtype)
+        key: Any = id(nested)
+        # Not every device tells addresses, and sparse tensors have several.
+        if nested.layout == torch.strided and nested.device.type != "xla":
+            key = (nested.data_ptr(), nested.shape, nested.stride(), nested.dtype)
         if key not in done:
             done[key] = copies.take(nested.detach()) if copies else nested.detach().to("cpu")
         return done[key]

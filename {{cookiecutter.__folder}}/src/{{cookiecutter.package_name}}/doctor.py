@@ -128,9 +128,11 @@ def measure_here(config: Config, nproc_per_node: int | None) -> dict[str, Any]:
     ) as process:
         try:
             output, errors = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as expired:
             os.killpg(process.pid, signal.SIGKILL)
-            found = f"the processes did not find each other, and exchange, within {limit_s:.0f} s"
+            said = (expired.stderr or b"").decode(errors="replace").strip().splitlines()
+            last = f" (the last that they said: {said[-1].strip()})" if said else ""
+            found = f"the processes did not find each other, and exchange, within {limit_s:.0f} s{last}"
             return {"error": found, "fix": "end what keeps this machine busy, or start fewer processes"}
     if "{" not in output:
         said = [line for line in errors.splitlines() if "error:" in line.lower()] or errors.splitlines()

@@ -164,16 +164,11 @@ def predict(
     """Yield outputs and targets of this rank's batches, and add the mean loss of each to ``losses``."""
     device = idist.device()
     batch: Any
-    outputs: Any
-    dtype = AUTOCAST_TYPES[config.train.amp]
     for number, batch in enumerate(loader):
         # What a model draws in an evaluation depends on the batch, not on who evaluates it.
         seed_step(0, 0, idist.get_rank() + number * idist.get_world_size())
         batch = convert_tensor(batch, device, non_blocking=True)
-        with mixed_precision(config):
-            outputs, targets = objective.forward(model, batch)
-        if dtype is not None:
-            outputs = change_tensors(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
+        outputs, targets = answer(model, batch, config, objective)
         losses.append(objective.loss(outputs, targets))
         if metrics_device() != device:
             # Else the device would compute the outputs now, and all batches once more at the end, for their losses.
@@ -184,7 +179,17 @@ def predict(
     if collectives.is_shared_out(model):
         # Ranks with a batch more need this one's part of the weights.
         for _ in range(len(batches), batches.most):
-            objective.forward(model, convert_tensor(loader.dataset.__getitems__(Share(-1, [0])), device))
+            answer(model, convert_tensor(loader.dataset.__getitems__(Share(-1, [0])), device), config, objective)
+
+
+def answer(model: nn.Module, batch: Any, config: Config, objective: Objective) -> Pair:
+    """Return outputs and targets of one batch, computed in the type that ``train.amp`` names, the outputs in float32 again."""
+    outputs: Any
+    with mixed_precision(config):
+        outputs, targets = objective.forward(model, batch)
+    if dtype := AUTOCAST_TYPES[config.train.amp]:
+        outputs = change_tensors(outputs, lambda tensor: tensor.float() if tensor.dtype == dtype else tensor)
+    return outputs, targets
 
 
 def gather(pairs: Iterable[Pair]) -> list[Pair]:

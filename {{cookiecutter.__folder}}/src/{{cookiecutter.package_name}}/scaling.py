@@ -156,7 +156,8 @@ def measure(
             # A training takes the signal of its launcher's end for a reason to stop in order, at its next log point, which
             # is its last step here. Where rank 0 is gone, the others end.
             rank_0 = storage.holder(run / storage.LOCK)
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             if rank_0:
                 with suppress(ProcessLookupError):
                     os.kill(rank_0, signal.SIGKILL)

@@ -13,8 +13,9 @@ from .settings import TaskConfig
 
 class Network(nn.Module):
     mask: Tensor | None
+    edges: Tensor | None
 
-    def __init__(self, width: int, dropout: float, batch_norm: bool, expert: bool) -> None:
+    def __init__(self, width: int, dropout: float, batch_norm: bool, expert: bool, edges: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
         layers += [nn.BatchNorm1d(width)] if batch_norm else []
@@ -24,6 +25,7 @@ class Network(nn.Module):
         self.head = nn.Linear(width, 1)
         # As attention has one: of a type that not every backend carries, and in no checkpoint.
         self.register_buffer("mask", torch.ones(width, dtype=torch.bool) if batch_norm else None, persistent=False)
+        self.register_buffer("edges", torch.eye(width).to_sparse() if edges else None)
 
     def forward(self, x: Tensor) -> Tensor:
         # As a network does that takes each batch to be contiguous.
@@ -31,6 +33,8 @@ class Network(nn.Module):
         hidden = self.blocks(x)
         if self.mask is not None:
             hidden = hidden * self.mask
+        if self.edges is not None:
+            hidden = torch.sparse.mm(self.edges, hidden.T).T
         if self.expert and self.training and torch.rand(()) < 1 / 3:
             hidden = hidden + self.expert(hidden)
         result: Any = self.head(hidden)
@@ -38,4 +42,4 @@ class Network(nn.Module):
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    return Network(settings.width, settings.dropout, settings.batch_norm, settings.expert)
+    return Network(settings.width, settings.dropout, settings.batch_norm, settings.expert, settings.edges)

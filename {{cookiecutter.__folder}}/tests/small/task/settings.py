@@ -34,6 +34,8 @@ class TaskConfig:
     """normalize the hidden units over the batch"""
     expert: bool = False
     """a layer that a rank uses in a third of the steps, others than the other ranks"""
+    edges: bool = False
+    """pass the hidden units along the edges of a graph, which are a sparse matrix"""
     requires: str = "math"
     """a module that has to be there"""
 

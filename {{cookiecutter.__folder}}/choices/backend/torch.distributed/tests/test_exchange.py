@@ -60,6 +60,16 @@ def test_what_goes_up_a_tree_is_the_sum_over_all_processes(tmp_path: Path) -> No
         assert all(ours.equal(theirs) for ours, theirs in zip(ranks[0], other, strict=True))
 
 
+def test_a_sparse_buffer_stays_with_each_rank_and_is_saved(tmp_path: Path) -> None:
+    settings = ("--task.edges", "true", "--optim.schedule", "constant", "--train.max_iterations")
+    one, two = (train(tmp_path / str(processes), processes, *settings, "8") for processes in (1, 2))
+    torch.testing.assert_close(two.weights()["head.weight"], one.weights()["head.weight"])
+    assert two.weights()["edges"].layout == torch.sparse_coo
+    resumed = train(tmp_path / "2", 2, *settings, "12")
+    assert resumed.summary["resumed_from"].endswith("last_8.pt")
+    assert resumed.summary["weights_difference"] == 0.0
+
+
 def test_gradients_of_a_small_model_go_up_a_tree_on_cpus(tmp_path: Path) -> None:
     run = train(tmp_path / "run", 2, "--train.max_iterations", "12", "--train.profile", "basic")
     here = settings_here().distributed

@@ -89,9 +89,10 @@ def share_out_weights(model: nn.Module, mesh: DeviceMesh, device: torch.device |
     for part in dict.fromkeys((*large_parts(model), model)):
         if device is not None:
             part.to(device)
-            whole = (tensor for tensor in (*part.parameters(), *part.buffers()) if not isinstance(tensor, DTensor))
-            for tensor in whole:
-                dist.broadcast(tensor.detach(), src=0)
+            for tensor in (*part.parameters(), *part.buffers()):
+                # Sparse ones stay as they are.
+                if not isinstance(tensor, DTensor) and tensor.layout == torch.strided:
+                    dist.broadcast(tensor.detach(), src=0)
         fully_shard(part, mesh=mesh)
 
 

@@ -65,7 +65,7 @@ def join(config: DistributedConfig, ranks: Ranks | None) -> None:
     if not dist.is_backend_available(config.backend):
         raise UsageError(f"torch {torch.__version__} has no {config.backend}: {transport.FIX}", 1)
     transport.prepare()
-    # What starts the processes may serve the rendezvous itself, and says the ranks where this process does so for torch below.
+    # Asked before the ranks are written below, which would look like those of a starter that serves the rendezvous itself.
     served = not transport.RENDEZVOUS or (starter.SERVES_RENDEZVOUS and starter.ranks())
     if ranks.world_size == ranks.local_world_size:
         # On one machine they can meet anywhere; a launcher often has said where. No other machine has to reach them.
@@ -131,8 +131,11 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     model = model.to(idist.device())
     if idist.get_world_size() == 1:
         return model
+    if others := _travel_otherwise(model):
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, others)
     if transport.TYPES:
-        _send_as_bytes(model)
+        # As bytes; each step then does so with the buffers.
+        collectives.broadcast([*model.parameters(), *model.buffers()])
     # The gradients live in the buffers that are sent: one copy less for each step.
     wrapped = nn.parallel.DistributedDataParallel(
         model,
@@ -178,21 +181,21 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     return wrapped
 
 
-def _send_as_bytes(model: nn.Module) -> None:
-    """Give every rank the weights and buffers of rank 0, whatever their types; each step then does so with the buffers.
+def _travel_otherwise(model: nn.Module) -> list[str]:
+    """Return the names of weights and buffers that DistributedDataParallel cannot send: sparse ones, and of other types.
 
     Raises:
-        UsageError: if the gradients cannot travel.
+        UsageError: if gradients are among them.
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
-    others = {name: tensor for name, tensor in named if str(tensor.dtype).removeprefix("torch.") not in transport.TYPES}
-    for name, tensor in others.items():
-        if tensor.requires_grad:
+    others = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        carried = not transport.TYPES or str(tensor.dtype).removeprefix("torch.") in transport.TYPES
+        if not carried and tensor.requires_grad:
             fix = "let create_model return it in float32"
             raise UsageError(f"{transport.NAME} carries no gradients of {tensor.dtype}, as {name} has them: {fix}", 1)
-    collectives.broadcast([tensor for _, tensor in named])
-    # DistributedDataParallel would do so again, in their own types.
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [*others])
+        if not carried or tensor.layout != torch.strided:
+            others.append(name)
+    return others
 
 
 def _tree_is_faster(model: nn.Module) -> bool:
