@@ -71,13 +71,15 @@ def test_an_export_is_read_by_torch_alone_and_answers_as_the_model(trained: Run,
 
 def test_predictions_may_be_arrays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def predict(model: Any, data: Any, inputs: list[str]) -> Any:
-        yield {"scores": np.ones(2), "best": torch.tensor(1), "mean": np.float32(0.5)}
+        yield {"scores": np.array([1, np.inf]), "best": torch.tensor(1), "mean": np.float32(0.5), "odd": [math.nan]}
 
     monkeypatch.setattr(export, "load_model", lambda config, checkpoint: (None, None))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(predict=predict))
     assert export.prediction(config.Config(), "best_1.pt", []) == 0
-    assert json.loads(capsys.readouterr().out) == {"scores": [1.0, 1.0], "best": 1, "mean": 0.5}
+    # No word of JSON for what is not a number.
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"scores": [1.0, None], "best": 1, "mean": 0.5, "odd": [None]}
 
 
 def test_an_export_is_compared_with_the_model_in_every_number() -> None:

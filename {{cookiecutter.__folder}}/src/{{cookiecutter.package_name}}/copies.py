@@ -44,10 +44,12 @@ def on_cpu(nested: Any, done: dict[Any, Tensor], copies: Copies | None = None) -
     ``done`` are those that were moved already: weights that two modules share are written once.
     """
     if isinstance(nested, Tensor):
-        key: Any = id(nested)
+        key: Any = (nested.shape, nested.dtype)
         # Not every device tells addresses, and sparse tensors have several.
-        if nested.layout == torch.strided and nested.device.type != "xla":
-            key = (nested.data_ptr(), nested.shape, nested.stride(), nested.dtype)
+        if nested.layout != torch.strided or nested.device.type == "xla":
+            key += (id(nested),)
+        else:
+            key += (nested.data_ptr(), nested.stride())
         if key not in done:
             done[key] = copies.take(nested.detach()) if copies else nested.detach().to("cpu")
         return done[key]

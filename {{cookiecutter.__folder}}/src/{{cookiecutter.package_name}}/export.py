@@ -84,8 +84,7 @@ def prediction(config: Config, checkpoint: str, inputs: list[str]) -> int:
     model, data = load_model(config, checkpoint)
     with torch.no_grad():
         for line in predict(model, data, inputs):
-            # Arrays and tensors have lists of numbers.
-            print(json.dumps(line, default=lambda value: value.tolist()), flush=True)
+            print(storage.to_json(line), flush=True)
     return 0
 
 

@@ -105,9 +105,11 @@ def explain(error: BaseException) -> str:
     if found := re.search(r"x must contain .*; found <class '([\w.]+)'>", text):
         fix = "let collate of task/data.py return tensors, text, or lists and dicts of them"
         return f"cannot move a batch to the device, as there is a {found[1]} in it: {fix}"
-    if found := re.search(r"'DistributedDataParallel' object has no attribute '(\w+)'", text):
+    wrapped = re.search(r"'DistributedDataParallel' object has no attribute '(\w+)'", text)
+    if wrapped or "got mixed torch.Tensor and DTensor" in text:
         fix = "let forward of task/objective.py call model(...) alone, and the model do the rest in its own forward"
-        return f"asks for {found[1]} of the model, which is wrapped where several processes train it: {fix}"
+        asked = wrapped[1] if wrapped else "a part"
+        return f"asks for {asked} of the model, which is wrapped where several processes train it: {fix}"
     if found := re.search(r"(?:pickle|get) local object (.+)$|Can't pickle (<function .+?>)", text):
         fix = "define it at the top of a module, or set data.num_workers 0"
         return f"cannot hand {found[1] or found[2]} over to loader processes, as it has no name that they could find: {fix}"

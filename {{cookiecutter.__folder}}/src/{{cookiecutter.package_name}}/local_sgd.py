@@ -45,6 +45,8 @@ class WeightAverage:
         for parameter in self.model.parameters():
             tensors += [parameter, *remembered(self.optimizer, parameter).values()]
         collectives.average(tensors)
+        # A training that stops here, and resumes, has those of rank 0.
+        collectives.broadcast_buffers(self.model)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(backend.all_gather_object(self.scaler.state_dict())[0])
 
@@ -75,4 +77,5 @@ class WeightAverage:
 def remembered(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     """Return what an optimizer remembers of a parameter and can be averaged, such as momentum, or a count of steps."""
     state = optimizer.state.get(parameter, {})
-    return {name: value for name, value in state.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in tensors.items() if value.is_floating_point() or value.is_complex()}

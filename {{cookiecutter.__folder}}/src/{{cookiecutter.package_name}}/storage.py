@@ -126,11 +126,15 @@ def remove(path: Path) -> None:
 
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
-    """Return JSON, which has no word for what is not a number: null."""
+    """Return JSON, with lists for arrays and tensors; it has no word for what is not a number: null."""
 
     def valid(value: Any) -> Any:
+        if hasattr(value, "tolist"):
+            value = value.tolist()
         if isinstance(value, dict):
             return {name: valid(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [valid(one) for one in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return json.dumps(valid(record), indent=indent, allow_nan=False)
