@@ -44,7 +44,7 @@ def nothing_is_left() -> Iterator[None]:
     wait_for(nothing_runs_on_the_nodes, "the processes of the training to end", 60)
 
 
-# The targets are trained by srun, two processes of which the time limit stops.
+# Srun also starts the targets, one process on each node, and the trainings below.
 @pytest.mark.parametrize("starter", [pytest.param("srun", marks=pytest.mark.seldom), "torchrun"])
 def test_two_nodes_train(project: Installed, starter: str) -> None:
     """Two processes on each node; the targets are trained with one on each."""
