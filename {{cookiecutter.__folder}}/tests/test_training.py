@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import FOLDERS, Run, call, run, settings_here, train
+from conftest import FOLDERS, PROJECT, Run, call, run, settings_here, train
 from frame import (
     NO_DATA,
     backend,
@@ -78,6 +78,10 @@ def test_two_processes_learn(trained: Run) -> None:
     assert trained.summary["weights_difference"] == 0.0
     losses = [record["train_loss"] for record in trained.records]
     assert losses[-1] < 0.03 < losses[0]
+
+
+def test_python_warns_of_nothing_that_this_project_does(trained: Run) -> None:
+    assert re.findall(rf"{re.escape(str(PROJECT))}/(?:src|tests)/\S+ \w*Warning: .*", trained.log) == []
 
 
 def test_the_run_directory_is_complete(trained: Run) -> None:

@@ -139,11 +139,12 @@ def wrap_model(model: nn.Module, averaging: Averaging) -> nn.Module:
     # The gradients live in the buffers that are sent: one copy less for each step.
     wrapped = nn.parallel.DistributedDataParallel(
         model,
-        broadcast_buffers=not transport.TYPES,
         gradient_as_bucket_view=True,
         bucket_cap_mb=averaging.bucket_mib,
         static_graph=averaging.static_graph,
     )
+    # Newer versions of torch warn of the argument of this name.
+    wrapped.broadcast_buffers = not transport.TYPES
     by_tree = averaging.compression == "none" and _tree_is_faster(model)
     if averaging.compression == "none" and not averaging.ready and not by_tree:
         # Torch's own exchange takes no turn of Python.
