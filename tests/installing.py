@@ -159,18 +159,20 @@ class Installer:
         project = root / "work" / name
         shutil.rmtree(project, ignore_errors=True)
         shutil.copytree(baked.path, project)
-        enter = (str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{name}")
+        # As outside, for each list of packages one of its own: a test beside this one may use another.
+        venv = f"venv-{hashlib.sha256(repr(packages).encode()).hexdigest()[:16]}"
+        enter = ("env", f"VENV=/{venv}", str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{name}")
         kept = ("PATH", "SSL_CERT_FILE")
         environment = {key: os.environ[key] for key in kept if key in os.environ}
         installed = Installed(project, baked.package, environment, enter)
         # Debian's torch is what this backend needs; all else comes from the project's own list, anew in each run.
-        ready, content = root / "venv" / "ready", f"{self._environments}: {packages}"
-        with one_at_a_time(root / "venv"):
-            if not (ready.exists() and ready.read_text() == content):
-                installed.succeed("python3", "-m", "venv", "--clear", "--system-site-packages", "/venv")
+        ready, run = root / venv / "ready", str(self._environments)
+        with one_at_a_time(root / venv):
+            if not (ready.exists() and ready.read_text() == run):
+                installed.succeed("python3", "-m", "venv", "--clear", "--system-site-packages", f"/{venv}")
                 pip = ["python3", "-m", "pip", "install", "--quiet"]
                 installed.succeed(*pip, *packages, limit_s=INSTALL_LIMIT_S)
-                ready.write_text(content)
+                ready.write_text(run)
         if target.launcher != "slurm":
             return installed
         # Slurm is outside, and starts a Python that enters. Jobs are submitted outside too, by a Python without torch.

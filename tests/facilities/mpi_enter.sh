@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Run a command inside the folder that mpi_root.sh made:  mpi_enter.sh FOLDER DIRECTORY COMMAND [ARGUMENT ...]
 #
-# DIRECTORY is meant inside the folder. What is mounted for the command goes with it.
+# DIRECTORY, and VENV, the virtual environment, are meant inside the folder. What is mounted for the command goes with it.
 set -euo pipefail
 root=$(realpath "$1")
-export root
+export root VENV=${VENV:?an environment}
 shift
 exec unshare --mount --propagation private bash -euo pipefail -c '
   mount -t proc proc "$root/proc"
@@ -21,7 +21,7 @@ exec unshare --mount --propagation private bash -euo pipefail -c '
       mount --rbind "$cluster" "$root$cluster"
     fi
   done
-  exec chroot "$root" env HOME=/root LANG=C.UTF-8 PYTHONPATH="$1/src" PATH="/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+  exec chroot "$root" env HOME=/root LANG=C.UTF-8 PYTHONPATH="$1/src" PATH="$VENV/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
     sh -c '\''cd "$0" && exec "$@"'\'' "$@"
 ' bash "$@"
