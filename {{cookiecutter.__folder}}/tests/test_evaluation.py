@@ -106,6 +106,19 @@ def test_a_model_that_cannot_be_traced_leaves_its_weights(
     assert torch.load(tmp_path / "weights.pt", weights_only=True).keys() == trained.weights().keys()
 
 
+def test_a_model_that_draws_is_exported_but_not_with_numbers_drawn_once(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = task_model.Network.forward
+    draws: list[Any] = [torch.randn, lambda count: torch.tensor(np.random.randn(count), dtype=torch.float32)]
+    codes = []
+    for draw in draws:
+        monkeypatch.setattr(task_model.Network, "forward", lambda self, rows: plain(self, rows) + draw(len(rows)))  # noqa: B023
+        answer = call("export", "--checkpoint", str(trained.checkpoint()), "--folder", str(tmp_path))
+        codes.append((answer.code, answer.errors.count("answers otherwise than the model")))
+    assert codes == [(0, 0), (1, 1)]
+
+
 def test_a_model_that_reads_text_is_not_traced_with_one_text(
     trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,25 @@ def test_what_looks_at_a_loss_computes_as_a_step_does(tmp_path: Path, monkeypatc
     assert sizes == {32, 16, 256, 44}
 
 
+def test_what_a_model_draws_for_half_a_batch_is_not_held_against_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, loss = objective.forward, objective.loss
+
+    def noisy(model: nn.Module, batch: Any) -> Any:
+        outputs, targets = forward(model, batch)
+        return outputs + torch.randn_like(outputs), targets
+
+    monkeypatch.setattr(objective, "forward", noisy)
+    told = []
+    for name, chosen in (("mean", loss), ("sum", lambda outputs, targets: len(targets) * loss(outputs, targets))):
+        monkeypatch.setattr(objective, "loss", chosen)
+        trained = call("train", "--train.run_dir", str(tmp_path / name), "--train.max_iterations", "1", *ONE)
+        assert trained.code == 0, trained.errors
+        told.append("the loss of a batch is" in trained.errors)
+    assert told == [not distributed.hardware.SHOWS_DRAWS, True]
+
+
 def test_a_pretrained_model_learns_in_training_mode(caplog: pytest.LogCaptureFixture) -> None:
     class Kept(nn.BatchNorm1d):
         def train(self, mode: bool = True) -> "Kept":

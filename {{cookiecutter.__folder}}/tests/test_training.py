@@ -513,6 +513,17 @@ def test_an_average_of_the_weights_is_measured_and_resumes(tmp_path: Path, monke
         assert evaluated["val_error"] == record["val_error"]
 
 
+def test_what_is_frozen_stays_as_it_is_bit_for_bit(tmp_path: Path) -> None:
+    settings = ("--task.frozen", "true", "--optim.ema_decay", "0.9", "--train.epochs", "2", "--data.batch_size", "48")
+    runs = [train(tmp_path / "alone", 1, *settings)]
+    if offered("local-sgd"):
+        # The mean of two equal numbers is exact, that of three is not.
+        runs.append(train(tmp_path / "three", 3, *settings, "--distributed.strategy", "local-sgd"))
+    parts = [run.saved()[part] for run in runs for part in ("model", "average")]
+    assert all(part["blocks.0.weight"].equal(parts[0]["blocks.0.weight"]) for part in parts)
+    assert not any(part["blocks.2.weight"].equal(parts[0]["blocks.2.weight"]) for part in parts[1:])
+
+
 def test_an_average_of_many_steps_forgets_the_first_ones_soon(tmp_path: Path) -> None:
     """BatchNorm's statistics are those of now, which do not fit to weights that are still half those of the beginning."""
     settings = ("--task.batch_norm", "true", "--train.epochs", "6", *RANDOM[:2])
@@ -827,7 +838,8 @@ def test_ranks_that_train_apart_go_on_with_what_belongs_to_all(monkeypatch: pyte
     weight = nn.Parameter(torch.empty(2, device="meta"))
     optimizer = torch.optim.SGD([weight])
     trainer: Any = SimpleNamespace(state=SimpleNamespace(iteration=1))
-    average = local_sgd.WeightAverage(nn.Module(), optimizer, trainer, torch.amp.GradScaler("cpu", init_scale=4.0))
+    model, scaler = nn.BatchNorm1d(1), torch.amp.GradScaler("cpu", init_scale=4.0)
+    average = local_sgd.WeightAverage(model, model, optimizer, trainer, scaler)
     # After a checkpoint, all are equal: nothing is averaged before the next step.
     average.average()
     assert not optimizer.state[weight]
@@ -842,8 +854,11 @@ def test_ranks_that_train_apart_go_on_with_what_belongs_to_all(monkeypatch: pyte
     monkeypatch.setattr(local_sgd.backend, "all_gather_object", lambda mine: scales)
     monkeypatch.setattr(local_sgd.WeightAverage, "even_out", lambda self: None)
     monkeypatch.setattr(local_sgd.collectives, "average", lambda tensors: None)
+    # And so are its buffers, which a training may compute with.
+    monkeypatch.setattr(local_sgd.collectives, "broadcast", lambda tensors: [tensor.fill_(3) for tensor in tensors])
     average.average()
-    assert average.scaler.get_scale() == 512.0
+    assert scaler.get_scale() == 512.0
+    assert float(model.state_dict()["running_mean"]) == 3.0
 
 
 def two_groups(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:

@@ -30,7 +30,7 @@ from .distributed import backend, hardware
 from .engines import change_tensors, cut
 from .errors import UsageError
 from .evaluation import answer, evaluating, refuse_metrics_of_many_numbers
-from .randomness import has_drawn
+from .randomness import has_drawn, seed_step
 
 logger = logging.getLogger(__package__)
 
@@ -186,14 +186,16 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
     batch: Any = trainer.state.batch
     answers = partial(answer, config=config, objective=objective)
     found: list[tuple[float, float]] = []
-    failure = ""
+    failure, draws = "", False
     with torch.no_grad(), evaluating(model), keeping_buffers(model), eager:
         try:
             batch = convert_tensor(batch, idist.device())
             if (parts := config.optim.accumulation_steps) > 1:
                 # What a step has the memory for.
                 batch = cut(batch, 0, parts, config.data.batch_size // idist.get_world_size())
+            seed_step(config.train.seed, 0, 0)
             outputs, targets = answers(model, batch)
+            draws = hardware.SHOWS_DRAWS and has_drawn(idist.device(), config.train.seed, 0, 0)
             tell_of_shapes(outputs, targets)
             refuse_metrics_of_many_numbers(outputs, targets, objective)
             if objective.losses:
@@ -207,8 +209,9 @@ def tell_of_loss(trainer: Engine, model: nn.Module, config: Config, objective: O
             outputs = targets = None
             failure = " ".join(f"{type(error).__name__}: {error}".split())
         looks: list[Callable[..., tuple[float, float]]] = [partial(loss_of_halves, (outputs, targets))]
-        # Where each pass is an exchange, a rank whose batch cannot be cut would leave the others waiting.
-        if not collectives.is_shared_out(model):
+        # Where each pass is an exchange, a rank whose batch cannot be cut would leave the others waiting. And what a model draws
+        # for a half is not what it drew for the whole.
+        if not collectives.is_shared_out(model) and not draws:
             looks.insert(0, partial(loss_of_half_batches, partial(answers, model), batch))
         for look in looks:
             try:

@@ -16,16 +16,24 @@ class WeightAverage:
     Afterwards all ranks are equal, so that a checkpoint of one of them is that of all.
 
     Args:
-        model: what learns, and what follows it, such as a moving average of its weights.
+        model: what learns.
+        follower: a moving average of its weights, or the model itself.
         scaler: of the loss; all ranks continue with that of rank 0, which is saved.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, trainer: Engine, scaler: torch.amp.GradScaler
+        self,
+        model: nn.Module,
+        follower: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        trainer: Engine,
+        scaler: torch.amp.GradScaler,
     ) -> None:
-        self.model, self.optimizer, self.trainer, self.scaler = model, optimizer, trainer, scaler
+        self.model, self.follower, self.optimizer = model, follower, optimizer
+        self.trainer, self.scaler = trainer, scaler
         # They are equal now, at the beginning as after a checkpoint.
         self._step = trainer.state.iteration
+        self._learned = {weight for weight in model.parameters() if weight.requires_grad}
 
     def attach(self, *periods: int) -> None:
         """Average whenever so many steps are done, for each of the periods; to be attached before what needs equal ranks."""
@@ -41,12 +49,16 @@ class WeightAverage:
             return
         self._step = self.trainer.state.iteration
         self.even_out()
+        self._learned |= {weight for weight in self.model.parameters() if weight.requires_grad}
         tensors: list[Tensor] = []
-        for parameter in self.model.parameters():
-            tensors += [parameter, *remembered(self.optimizer, parameter).values()]
+        for weight, followed in zip(self.model.parameters(), self.follower.parameters(), strict=True):
+            # Others are equal on all ranks, and the mean of equal numbers is rounded.
+            if weight in self._learned:
+                tensors += [weight, *remembered(self.optimizer, weight).values()]
+                tensors += [followed] if followed is not weight else []
         collectives.average(tensors)
         # A training that stops here, and resumes, has those of rank 0.
-        collectives.broadcast_buffers(self.model)
+        collectives.broadcast_buffers(nn.ModuleList([self.model, self.follower]))
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(backend.all_gather_object(self.scaler.state_dict())[0])
 

@@ -176,7 +176,7 @@ def train(run: RunDirectory, config: Config) -> int:
     signals = handlers.StopSignals(run.path)
     weight_average: WeightAverage | None = None
     if config.distributed.strategy == "local-sgd":
-        weight_average = WeightAverage(kept, optimizer, trainer, scaler)
+        weight_average = WeightAverage(plain_model, measured, optimizer, trainer, scaler)
         # At log points too, where a signal may stop the training, so that a resumed one averages no more often than others.
         weight_average.attach(config.distributed.average_every, config.train.log_every)
 
@@ -304,6 +304,13 @@ def average_weights(model: nn.Module, decay: float, trainer: Engine) -> nn.Modul
     @trainer.on(Events.ITERATION_STARTED)
     def follow_closely_at_first() -> None:
         state.ema_momentum = max(1 - decay, 9 / (10 + state.iteration))
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def keep_what_is_frozen() -> None:
+        # An average of equal numbers is rounded.
+        for weight, averaged in zip(model.parameters(), average.ema_model.parameters(), strict=True):
+            if not weight.requires_grad:
+                averaged.copy_(weight)
 
     return average.ema_model
 

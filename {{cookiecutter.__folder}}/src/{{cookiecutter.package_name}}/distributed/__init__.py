@@ -168,7 +168,8 @@ def _in_process(function: Callable[..., int], config: Config, arguments: tuple[A
         if ranks:
             hardware.claim(settings.device, ranks.local_rank)
         elif wanted not in (None, 1):
-            raise UsageError(f"{wanted} processes were asked for, but this one was started alone: run scripts/train.sh")
+            asked = f"{wanted} processes were asked for, but this one was started alone"
+            raise UsageError(f"{asked}: leave out distributed.nproc_per_node, or train with scripts/train.sh")
         backend.join(settings, ranks)
         if wanted is not None and wanted != idist.get_nproc_per_node():
             started = idist.get_nproc_per_node()

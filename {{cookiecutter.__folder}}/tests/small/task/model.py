@@ -15,7 +15,7 @@ class Network(nn.Module):
     mask: Tensor | None
     edges: Tensor | None
 
-    def __init__(self, width: int, dropout: float, batch_norm: bool, expert: bool, edges: bool) -> None:
+    def __init__(self, width: int, dropout: float, batch_norm: bool, expert: bool, edges: bool, frozen: bool) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
         layers += [nn.BatchNorm1d(width)] if batch_norm else []
@@ -24,8 +24,17 @@ class Network(nn.Module):
         self.expert = nn.Linear(width, width) if expert else None
         self.head = nn.Linear(width, 1)
         # As attention has one: of a type that not every backend carries, and in no checkpoint.
-        self.register_buffer("mask", torch.ones(width, dtype=torch.bool) if batch_norm else None, persistent=False)
-        self.register_buffer("edges", torch.eye(width).to_sparse() if edges else None)
+        if batch_norm:
+            self.register_buffer("mask", torch.ones(width, dtype=torch.bool), persistent=False)
+        else:
+            # No buffer that is None: older versions of torch export no such model.
+            self.mask = None
+        if edges:
+            self.register_buffer("edges", torch.eye(width).to_sparse())
+        else:
+            self.edges = None
+        if frozen:
+            self.blocks[0].requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         # As a network does that takes each batch to be contiguous.
@@ -42,4 +51,6 @@ class Network(nn.Module):
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    return Network(settings.width, settings.dropout, settings.batch_norm, settings.expert, settings.edges)
+    return Network(
+        settings.width, settings.dropout, settings.batch_norm, settings.expert, settings.edges, settings.frozen
+    )

@@ -36,6 +36,8 @@ class TaskConfig:
     """a layer that a rank uses in a third of the steps, others than the other ranks"""
     edges: bool = False
     """pass the hidden units along the edges of a graph, which are a sparse matrix"""
+    frozen: bool = False
+    """let the first layer learn nothing"""
     requires: str = "math"
     """a module that has to be there"""
 
