@@ -25,7 +25,7 @@ sys.path.append(str(FOLDER.parent / "tests" / "facilities"))
 
 import cluster
 from my_ddl_project.config import to_options
-from my_ddl_project.prediction import line_through, link_of
+from my_ddl_project.prediction import link_of, time_of
 from my_ddl_project.profiling import WARM_UP
 from page import ROOT, fill
 
@@ -170,14 +170,14 @@ class Compared(NamedTuple):
 def compare(rows: list[Row], links: dict[int, Any], size: int) -> Iterator[Compared]:
     """Yield each training of two nodes with its predictions."""
     alone = {row.batch_size: row for row in rows if row.nodes == 1}
-    whole = line_through([(row.batch_size, row.milliseconds) for row in alone.values()])
-    backward = line_through([(row.batch_size, row.backward) for row in alone.values()])
+    whole = [(row.batch_size, row.milliseconds) for row in alone.values()]
+    backward = [(row.batch_size, row.backward) for row in alone.values()]
     for row in rows:
         if row.nodes == 1:
             continue
         share = row.batch_size / 2
         exchange = 1e3 * links[row.rate].ring(size, 2)
-        computing, behind = whole[0] * share + whole[1], backward[0] * share + backward[1]
+        computing, behind = time_of(share, whole), time_of(share, backward)
         hidden = computing - behind + max(behind, exchange)
         one = alone[row.batch_size].milliseconds
         yield Compared(row.rate, row.batch_size, one, row.milliseconds, computing + exchange, hidden)

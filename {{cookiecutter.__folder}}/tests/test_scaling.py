@@ -174,15 +174,22 @@ def test_the_exchange_takes_what_its_messages_take() -> None:
     assert link.master(100, 4) == pytest.approx(6 * (1 + 100 / 10))
 
 
+def test_what_so_many_samples_take_lies_between_what_was_measured() -> None:
+    assert prediction.time_of(2, [(8, 4.0)]) == 1.0
+    # Four to begin with and one for each sample; from 16 on, two.
+    known = [(32, 52.0), (8, 12.0), (16, 20.0)]
+    assert [prediction.time_of(samples, known) for samples in (4, 8, 10, 16, 20, 32, 40)] == [8, 12, 14, 20, 28, 52, 68]
+    # What is faster in small batches is not faster than in none.
+    assert prediction.time_of(1, [(16, 8.0), (32, 32.0)]) == 0.5
+
+
 def test_a_prediction_says_where_more_processes_stop_paying() -> None:
-    assert prediction.line_through([(8, 4.0)]) == (0.5, 0.0)
-    assert prediction.line_through([(8, 5.0), (16, 9.0)]) == pytest.approx((0.5, 1.0))
     # One second of computing for all samples together, and messages of a hundredth of one.
-    predicted = list(prediction.predict(prediction.Link(0.01, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
+    predicted = list(prediction.predict(prediction.Link(0.01, 1e9), [(64, 1.0)], 0.0, batch_size=64))
     assert [row.processes for row in predicted] == [2, 4, 8, 16, 32, 64]
     assert predicted[1].ring_ms == pytest.approx(1e3 * (1 / 4 + 6 * 0.01))
     start = "predicted for batches of 64, each process with a core of its own: adding processes"
     assert prediction.where_it_stops_paying(predicted, False) == f"{start} stops paying at 8: 16 would take 37% longer"
     assert prediction.where_it_stops_paying(predicted, True) == f"{start} stops paying at 16: 32 would gain 9%"
-    free = list(prediction.predict(prediction.Link(0.0, 1e9), (1 / 64, 0.0), 0.0, batch_size=64))
+    free = list(prediction.predict(prediction.Link(0.0, 1e9), [(64, 1.0)], 0.0, batch_size=64))
     assert prediction.where_it_stops_paying(free, False) == f"{start} pays up to 64 at least"

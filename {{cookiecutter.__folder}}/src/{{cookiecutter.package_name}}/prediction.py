@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -58,29 +58,36 @@ def link_of(measured: dict[str, Any], processes: int) -> Link:
     return Link(latency, rounds / (1 if by_tree else processes) * large["bytes"] / seconds)
 
 
-def line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Return slope and start of the line that is nearest to the points; through zero, if there is one point."""
-    if len(points) == 1:
-        return points[0][1] / points[0][0], 0.0
-    slope, start = statistics.linear_regression(*zip(*points, strict=True))
-    return slope, max(start, 0.0)
+def time_of(samples: float, measured: Sequence[tuple[int, float]]) -> float:
+    """Return what a step of one process takes with so many samples, from steps that were measured: (samples, time) of each.
+
+    It lies on the straight line through the two nearest, as large batches may take longer for each sample than small ones.
+    Below the smallest batch, a step takes its share of it at least.
+    """
+    known = sorted(measured)
+    share = known[0][1] * samples / known[0][0]
+    if len(known) == 1:
+        return share
+    place = min(max(bisect(known, (samples,)), 1), len(known) - 1)
+    (fewer, before), (more, after) = known[place - 1 : place + 1]
+    found = before + (after - before) * (samples - fewer) / (more - fewer)
+    return max(found, share) if samples < fewer else found
 
 
-def predict(link: Link, compute: tuple[float, float], size: float, batch_size: int) -> Iterator[Predicted]:
+def predict(link: Link, alone: Sequence[tuple[int, float]], size: float, batch_size: int) -> Iterator[Predicted]:
     """Yield what a step takes in larger and larger worlds, if nothing of the exchange is hidden by the backward pass.
 
     Args:
-        compute: seconds of one process for each sample of its own, and for each step.
+        alone: steps of one process: its samples, and the seconds that they take.
         size: bytes of the gradients.
         batch_size: samples of a step, over all processes.
     """
-    per_sample, per_step = compute
     for processes in PREDICTED:
         if processes > batch_size:
             return
-        alone = per_step + per_sample * batch_size / processes
+        computing = time_of(batch_size / processes, alone)
         exchanges = (link.ring(size, processes), link.tree(size, processes), link.master(size, processes))
-        yield Predicted(processes, batch_size, *(1e3 * (alone + exchange) for exchange in exchanges))
+        yield Predicted(processes, batch_size, *(1e3 * (computing + exchange) for exchange in exchanges))
 
 
 def where_it_stops_paying(predicted: Sequence[Predicted], by_tree: bool) -> str:

@@ -21,7 +21,7 @@ from .binding import load_data
 from .config import Config, to_options
 from .distributed import launcher
 from .errors import UsageError
-from .prediction import Predicted, line_through, link_of, predict, where_it_stops_paying
+from .prediction import Predicted, link_of, predict, where_it_stops_paying
 from .profiling import WARM_UP
 from .tables import print_table
 from .tracking import SWITCH
@@ -93,9 +93,9 @@ def scaling(config: Config, settings: list[str], asked: dict[str, str]) -> int:
     most = max(abouts)
     if most[0] > 1 and (1, 1) in abouts:
         link = link_of(abouts[most], most[0])
-        compute = line_through([(row.batch_size, row.milliseconds / 1e3) for row in rows if row.processes == 1])
+        alone = [(row.batch_size, row.milliseconds / 1e3) for row in rows if row.processes == 1]
         size = float(abouts[most]["gradient_bytes"])
-        predicted = list(predict(link, compute, size, max(batches)))
+        predicted = list(predict(link, alone, size, max(batches)))
         storage.write_table(folder / "predicted.csv", Predicted._fields, predicted)
         print(where_it_stops_paying(predicted, abouts[most]["by_tree"]))
     draw(rows, folder / "scaling.png")
