@@ -197,15 +197,20 @@ def write(found: list[Compared], links: dict[int, Any], size: int) -> None:
     ]
     for one in found:
         predictions = " | ".join(
-            f"{value:.3g} ({value / one.two_nodes - 1:+.0%})"
+            f"{shown(value)} ({value / one.two_nodes - 1:+.0%})"
             for value in (one.nothing_hidden, one.all_hidden)
         )
         lines.append(
-            f"| {one.rate} ({measured[str(one.rate)]:.0f}) | {one.batch_size} | {one.one_node:.3g} | {one.two_nodes:.3g} "
-            f"| {one.one_node / one.two_nodes:.2f} | {predictions} |"
+            f"| {one.rate} ({measured[str(one.rate)]:.0f}) | {one.batch_size} | {shown(one.one_node)} "
+            f"| {shown(one.two_nodes)} | {one.one_node / one.two_nodes:.2f} | {predictions} |"
         )
     fill("crossover", lines)
     draw(found, ROOT / "docs" / "crossover.png")
+
+
+def shown(milliseconds: float) -> str:
+    """Return a time to three figures, or to the millisecond."""
+    return f"{milliseconds:.3g}" if milliseconds < 999.5 else f"{milliseconds:,.0f}"
 
 
 def draw(found: list[Compared], path: Path) -> None:
@@ -220,7 +225,7 @@ def draw(found: list[Compared], path: Path) -> None:
         line = [(one.batch_size, one.one_node / one.two_nodes) for one in found if one.rate == rate]
         axes.plot(*zip(*line, strict=True), marker=".", label=f"{rate:,} Mbit/s")
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set(xlabel="global batch", ylabel="times as fast as one node", xscale="log", ylim=(0, 2.1))
+    axes.set(xlabel="global batch", ylabel="times as fast as one node", xscale="log", ylim=(0, None))
     axes.legend(title="link between the nodes")
     figure.savefig(path, dpi=150)
 
