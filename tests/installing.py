@@ -134,7 +134,7 @@ class Installer:
         scripts = [name for name in baked.files() if name.startswith("scripts/install_")]
         project = folder / "project"
         shutil.copytree(baked.path, project)
-        venv = self._environments / hashlib.sha256(repr(packages + scripts).encode()).hexdigest()[:16]
+        venv = self._environments / name_of(packages + scripts)
         installed = Installed(project, baked.package, _environment(target, project, venv, self._constraints))
         ready = venv / "ready"
         with one_at_a_time(venv):
@@ -160,7 +160,7 @@ class Installer:
         shutil.rmtree(project, ignore_errors=True)
         shutil.copytree(baked.path, project)
         # As outside, for each list of packages one of its own: a test beside this one may use another.
-        venv = f"venv-{hashlib.sha256(repr(packages).encode()).hexdigest()[:16]}"
+        venv = f"venv-{name_of(packages)}"
         enter = ("env", f"VENV=/{venv}", str(FACILITIES / "mpi_enter.sh"), str(root), f"/work/{name}")
         kept = ("PATH", "SSL_CERT_FILE")
         environment = {key: os.environ[key] for key in kept if key in os.environ}
@@ -185,6 +185,11 @@ class Installer:
         (commands / "python3").chmod(0o755)
         path = f"{commands}{os.pathsep}/usr/sbin{os.pathsep}/usr/bin{os.pathsep}/bin"
         return Installed(project, baked.package, {**environment, "PATH": path})
+
+
+def name_of(packages: list[str]) -> str:
+    """Return what an environment with these packages is called, and no other."""
+    return hashlib.sha256(repr(packages).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -859,6 +859,15 @@ def test_ranks_that_train_apart_go_on_with_what_belongs_to_all(monkeypatch: pyte
     average.average()
     assert scaler.get_scale() == 512.0
     assert float(model.state_dict()["running_mean"]) == 3.0
+    # Weights without a gradient are averaged where the model itself has changed them, on each rank as it learned.
+    model.weight.requires_grad_(False)
+    for equal in (True, False):
+        averaged: list[torch.Tensor] = []
+        monkeypatch.setattr(local_sgd.collectives, "are_equal", lambda tensors: equal)  # noqa: B023
+        monkeypatch.setattr(local_sgd.collectives, "average", averaged.extend)
+        trainer.state.iteration += 1
+        average.average()
+        assert [any(tensor is one for tensor in averaged) for one in model.parameters()] == [not equal, True]
 
 
 def two_groups(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:

@@ -124,22 +124,27 @@ def average(tensors: list[Tensor]) -> None:
             tensor.copy_(part.view_as(tensor))
 
 
+def are_equal(tensors: list[Tensor]) -> bool:
+    """Tell every rank whether these tensors are, bit for bit, the same on all ranks."""
+    if not tensors or idist.get_world_size() == 1:
+        return True
+    # A sum of whole numbers is the same in whatever order a processor adds them.
+    total = torch.zeros((), dtype=torch.int64, device=idist.device())
+    for tensor in tensors:
+        total += tensor.detach().contiguous().view(BITS.get(tensor.element_size(), torch.uint8)).sum()
+    # As bytes, which no device rounds on their way.
+    everyones = idist.all_gather(total.reshape(1).view(torch.uint8))
+    assert isinstance(everyones, Tensor)
+    return len({tuple(one) for one in everyones.reshape(-1, 8).tolist()}) == 1
+
+
 def require_equal_weights(model: nn.Module, step: int) -> None:
     """Refuse to continue with weights that are not, bit for bit, the same on all ranks.
 
     Raises:
         UsageError: on every rank.
     """
-    if idist.get_world_size() == 1 or is_shared_out(model):
-        return
-    # A sum of whole numbers is the same in whatever order a processor adds them.
-    total = torch.zeros((), dtype=torch.int64, device=idist.device())
-    for weight in model.parameters():
-        total += weight.detach().contiguous().view(BITS.get(weight.element_size(), torch.uint8)).sum()
-    # As bytes, which no device rounds on their way.
-    everyones = idist.all_gather(total.reshape(1).view(torch.uint8))
-    assert isinstance(everyones, Tensor)
-    if len({tuple(one) for one in everyones.reshape(-1, 8).tolist()}) > 1:
+    if not is_shared_out(model) and not are_equal(list(model.parameters())):
         difference = weights_difference(model)
         raise UsageError(
             f"the weights of the ranks differ by {difference:g} after step {step}, and are not saved: check that all of them "

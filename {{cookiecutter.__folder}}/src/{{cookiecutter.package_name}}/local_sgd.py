@@ -33,7 +33,6 @@ class WeightAverage:
         self.trainer, self.scaler = trainer, scaler
         # They are equal now, at the beginning as after a checkpoint.
         self._step = trainer.state.iteration
-        self._learned = {weight for weight in model.parameters() if weight.requires_grad}
 
     def attach(self, *periods: int) -> None:
         """Average whenever so many steps are done, for each of the periods; to be attached before what needs equal ranks."""
@@ -49,14 +48,15 @@ class WeightAverage:
             return
         self._step = self.trainer.state.iteration
         self.even_out()
-        self._learned |= {weight for weight in self.model.parameters() if weight.requires_grad}
-        tensors: list[Tensor] = []
+        learning: list[Tensor] = []
+        others: list[Tensor] = []
         for weight, followed in zip(self.model.parameters(), self.follower.parameters(), strict=True):
-            # Others are equal on all ranks, and the mean of equal numbers is rounded.
-            if weight in self._learned:
-                tensors += [weight, *remembered(self.optimizer, weight).values()]
-                tensors += [followed] if followed is not weight else []
-        collectives.average(tensors)
+            tensors = learning if weight.requires_grad else others
+            tensors += [weight, *remembered(self.optimizer, weight).values()]
+            tensors += [followed] if followed is not weight else []
+        # Without a gradient, most stay as they are, and the mean of equal numbers would be rounded; but a model may change them
+        # itself, as one does that has a momentum encoder.
+        collectives.average(learning if collectives.are_equal(others) else [*learning, *others])
         # A training that stops here, and resumes, has those of rank 0.
         collectives.broadcast_buffers(nn.ModuleList([self.model, self.follower]))
         if self.scaler.is_enabled():

@@ -295,10 +295,12 @@ def average_weights(model: nn.Module, decay: float, trainer: Engine) -> nn.Modul
     """Return a model whose weights follow those of ``model``: a moving average over the steps.
 
     At first it averages over fewer steps, a tenth of those until then: the weights of the beginning would have a part in
-    it for long, and the statistics of BatchNorm, which are those of ``model`` now, would not fit it.
+    it for long, and the statistics of BatchNorm, which are those of ``model`` now, would not fit it. Weights without a gradient
+    are those of ``model`` now, as buffers are.
     """
     average = EMAHandler(model, 1 - decay)
     average.attach(trainer)
+    pairs = [*zip(model.parameters(), average.ema_model.parameters(), strict=True)]
     state: Any = trainer.state
 
     @trainer.on(Events.ITERATION_STARTED)
@@ -308,7 +310,7 @@ def average_weights(model: nn.Module, decay: float, trainer: Engine) -> nn.Modul
     @trainer.on(Events.ITERATION_COMPLETED)
     def keep_what_is_frozen() -> None:
         # An average of equal numbers is rounded.
-        for weight, averaged in zip(model.parameters(), average.ema_model.parameters(), strict=True):
+        for weight, averaged in pairs:
             if not weight.requires_grad:
                 averaged.copy_(weight)
 
