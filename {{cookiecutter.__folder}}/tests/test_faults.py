@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from conftest import FOLDERS, call, reason_not_to_start, run, train
@@ -88,8 +89,10 @@ def test_a_full_disk_leaves_the_older_checkpoints(tmp_path: Path) -> None:
     trained = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "1")
     files = {file.name: file.read_bytes() for file in (trained.path / "checkpoints").iterdir()}
     arguments = ["train", "--train.run_dir", str(trained.path), *CONSTANT, "--train.epochs", "2", *distributed.TRIAL]
-    # The kernel refuses to let a file grow beyond so many KiB, which is less than what a best checkpoint takes, too.
-    limited = ["bash", "-c", 'ulimit -f 3; exec "$@"', "limited", *distributed.local_command(1, arguments)]
+    # The kernel refuses to let a file grow beyond so many KiB, which is less than what a best checkpoint takes, too. Python
+    # would cut off what it compiles, and read that ever after.
+    limits = "export PYTHONDONTWRITEBYTECODE=1; ulimit -f 3; exec"
+    limited = ["bash", "-c", f'{limits} "$@"', "limited", *distributed.local_command(1, arguments)]
     full = run(limited, FOLDERS["small"])
     assert full.code == 1
     sentence = (
@@ -101,6 +104,21 @@ def test_a_full_disk_leaves_the_older_checkpoints(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, *CONSTANT, "--train.epochs", "2")
     parts = train(tmp_path / "run", 1, *CONSTANT, "--train.epochs", "2")
     assert parts.records[-1]["val_loss"] == whole.records[-1]["val_loss"]
+
+
+def test_a_checkpoint_that_torch_would_not_read_back_takes_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [*model.parameters()], "table": np.zeros(2)}], 0.1)
+
+    monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
+    answer = call("train", "--train.run_dir", str(tmp_path / "run"), *ONE)
+    assert answer.code == 1
+    sentence = r"error: \S+/last_16.pt would hold numpy\.\S+, .*, which torch does not read back: let .*\n"
+    assert re.search(sentence, answer.errors), answer.errors
+    assert "Traceback" not in answer.errors
+    assert not storage.saved_checkpoints(tmp_path / "run" / "checkpoints", "last")
 
 
 def test_copies_use_the_memory_of_the_last_ones() -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -757,6 +757,33 @@ def test_an_optimizer_of_ones_own_says_what_it_leaves_out(
     asked = config.Config(optim=config.OptimConfig(name="sgd"))
     optimization.create_optimizer(nn.Linear(3, 2), asked, world_size=1)
     assert "optim.name sgd counts for nothing: create_optimizer in task/objective.py has AdamW" in caplog.text
+
+
+class Limited(torch.optim.SGD):
+    """It has a setting of its own beside those of its groups."""
+
+    used: ClassVar[set[float]] = set()
+
+    def __init__(self, weights: Any, lr: float = 0.1, limit: float = math.inf) -> None:
+        super().__init__(weights, lr)
+        self.limit = limit
+
+    def step(self, *arguments: Any) -> Any:
+        self.used.add(self.limit)
+        return super().step(*arguments)
+
+
+def test_an_optimizer_of_ones_own_keeps_what_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:
+        # Rates such as those of numpy's geomspace.
+        groups = [{"params": [weight], "lr": np.float64(0.1)} for weight in model.parameters()]
+        return Limited(groups, limit=0.5)
+
+    monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
+    train(tmp_path / "run", 1, "--train.epochs", "1")
+    assert Limited.used == {0.5}
+    run = train(tmp_path / "run", 1, "--train.epochs", "2")
+    assert Path(run.summary["resumed_from"]).name == "last_16.pt"
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])

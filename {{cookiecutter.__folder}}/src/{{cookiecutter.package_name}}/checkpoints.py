@@ -20,7 +20,7 @@ from ignite.handlers.checkpoint import BaseSaveHandler
 from torch import nn
 
 from . import collectives, storage
-from .copies import Copies, on_cpu
+from .copies import Copies, on_cpu, save_readable
 from .distributed import backend, hardware, transport
 from .errors import UsageError
 from .run_directory import RunDirectory, score
@@ -127,10 +127,10 @@ def write(content: Mapping[str, Any], path: Path, outdated: list[Path]) -> None:
     """Write a checkpoint, and then remove older ones.
 
     Raises:
-        UsageError: if it cannot be written.
+        UsageError: if it cannot be written, or could not be read back.
     """
     with storage.replacing(path) as file:
-        torch.save(content, file)
+        save_readable(content, path, file)
     remove_all(outdated)
 
 

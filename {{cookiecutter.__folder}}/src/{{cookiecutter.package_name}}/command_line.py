@@ -149,7 +149,8 @@ def _sentence(message: str) -> str:
     if unknown := re.search(r"unrecognized arguments: --([\w.-]+)", message):
         return unknown_setting(unknown[1])
     if unknown := re.search(r"unrecognized arguments: (.*)", message):
-        return f"{unknown[1]} belongs to no option: write --section.field value; a sweep takes its ranges one after another"
+        fix = "write --section.field value, the ranges of a sweep one after another, and what begins with a minus behind --"
+        return f"{unknown[1]} belongs to no option: {fix}"
     bad = re.match(r'\s*Parser key "([\w.]+)":(.*)', message, re.DOTALL)
     if bad and bad[1] in SECTIONS:
         return f"{bad[1]} is a section: set {_valid(bad[1])}"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from .errors import UsageError
 
 
 class Copies:
@@ -62,3 +66,19 @@ def on_cpu(nested: Any, done: dict[Any, Tensor], copies: Copies | None = None) -
     if isinstance(nested, list | tuple):
         return type(nested)(on_cpu(part, done, copies) for part in nested)
     return nested
+
+
+def save_readable(content: Mapping[str, Any], path: Path, file: IO[bytes]) -> None:
+    """Write a checkpoint to ``file``, which is to become ``path``, unless torch would not read it back.
+
+    Raises:
+        UsageError: if it holds more than tensors and plain values.
+    """
+    torch.save(content, file)
+    file.flush()
+    if others := get_unsafe_globals_in_checkpoint(file.name):
+        raise UsageError(
+            f"{path} would hold {', '.join(sorted(others))}, which torch does not read back: let state_dict, get_extra_state and "
+            "the groups of the optimizer hold nothing but tensors, numbers and text",
+            1,
+        )

@@ -6,6 +6,7 @@ import logging
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from ignite.handlers import LRScheduler
 from torch import nn
@@ -52,6 +53,8 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
         )
         # A new one: groups may share a tensor.
         group["lr"] = group["lr"] * factor
+        # Torch does not read numpy's numbers back from a checkpoint.
+        group.update({name: value.item() for name, value in group.items() if isinstance(value, np.generic)})
     return optimizer
 
 

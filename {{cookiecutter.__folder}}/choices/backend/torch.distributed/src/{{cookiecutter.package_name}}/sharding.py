@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from . import collectives, host_memory, storage
+from .copies import save_readable
 from .errors import UsageError
 
 # A module of a list is gathered by itself if it has so many weights: fewer are not worth an exchange of their own.
@@ -105,7 +106,11 @@ def share_out_state(optimizer: Optimizer) -> Optimizer:
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     # In its buckets, weights get the usual layout. Fused kernels would add to them gradients in another one, number by number.
     as_views = all(weight.is_contiguous() for weight in weights)
-    return ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=as_views, **settings)
+    shared = ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=as_views, **settings)
+    # What else the optimizer was given, and has learned since, such as hooks of its step.
+    others = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+    vars(shared.optim).update(others)
+    return shared
 
 
 def large_parts(model: nn.Module) -> Iterator[nn.Module]:
@@ -146,7 +151,7 @@ def save(checkpoint: Mapping[str, Any], path: Path) -> None:
 
     def finish() -> None:
         with storage.replacing(draft / "rest.pt") as file:
-            torch.save(rest, file)
+            save_readable(rest, path, file)
         own = {name: storage.checksum(draft / name) for name in ("rest.pt", ".metadata")}
         checksums = {name: value for each in (own, *everyones) for name, value in each.items()}
         storage.write(draft / storage.CHECKSUMS, json.dumps(checksums))

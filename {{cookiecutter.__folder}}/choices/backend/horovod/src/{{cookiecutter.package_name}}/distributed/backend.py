@@ -197,6 +197,8 @@ def wrap_optimizer(optimizer: Optimizer, model: nn.Module, averaging: Averaging)
         compression=getattr(hvd.Compression, averaging.compression),
         backward_passes_per_step=averaging.accumulation_steps,
     )
+    # Horovod has made it anew of its groups alone, without what else it was given, and has learned since.
+    vars(wrapped).update(vars(optimizer))
     if averaging.ready and idist.get_world_size() > 1:
         ready, done, synchronize = averaging.ready, averaging.done, wrapped.synchronize  # type: ignore[attr-defined]
 
