@@ -128,6 +128,36 @@ def test_what_is_computed_again_is_not_counted_again() -> None:
         assert torch.equal(one, other)
 
 
+def test_what_is_computed_again_starts_from_the_same_buffers() -> None:
+    class Scaled(nn.Linear):
+        scale: Tensor
+
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.scale = 0.5 * self.scale + 0.5 * x.detach().std(dim=0)
+            return super().forward(x * self.scale).tanh()
+
+    def gradients(checkpointing: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.blocks = nn.ModuleList([Scaled(), Scaled()])
+        acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=checkpointing))
+        for _ in range(2):
+            x = 3 * torch.randn(16, 8)
+            for block in model.blocks:
+                x = block(x)
+            x.square().sum().backward()
+        return [*model.buffers(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+
+    plain, again = gradients(False), gradients(True)
+    assert len(plain) == len(again) == 6
+    for one, other in zip(plain, again, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(errors.UsageError, match=r"keeps its repeated parts as self\.blocks"):
         acceleration.accelerate(convolutions(), replace(SETTINGS, activation_checkpointing=True))

@@ -157,6 +157,35 @@ def test_the_random_numbers_of_a_sample_depend_on_seed_epoch_and_index_alone(for
     assert len(changes) == 12
 
 
+def test_a_generator_that_is_seeded_by_torch_gives_each_sample_numbers_of_its_own() -> None:
+    class Noise(torch.utils.data.Dataset[float]):
+        def __getitem__(self, index: int) -> float:
+            return float(np.random.default_rng([torch.initial_seed(), index]).random())
+
+    def read(seed: int, epoch: int, *indices: int) -> list[float]:
+        reader = batches.Reader(Noise(), seed)
+        found: list[float] = reader.__getitems__(batches.Share(epoch, [*indices])).tolist()
+        assert reader.__getitems__(batches.Share(epoch, [*indices])).tolist() == found
+        return found
+
+    first, second = read(0, 0, 3, 5)
+    assert read(0, 0, 5) == [second]
+    assert len({first, *read(0, 1, 3), *read(1, 0, 3)}) == 3
+    assert torch.initial_seed() == torch.default_generator.initial_seed()
+
+
+def test_a_dataset_that_asks_for_it_is_told_the_epoch() -> None:
+    class Curriculum(list[int]):
+        def set_epoch(self, epoch: int) -> None:
+            told.append(epoch)
+
+    told: list[int] = []
+    reader = batches.Reader(Curriculum([7, 8]), 0)
+    for epoch in (0, 0, -1, 1, 0):
+        reader.__getitems__(batches.Share(epoch, [0, 1]))
+    assert told == [0, 1, 0]
+
+
 def test_normal_numbers_follow_from_their_seeds() -> None:
     seeds = torch.from_numpy(randomness.sample_seeds(0, 0, list(range(4000))))
     numbers = randomness.normal(seeds, 8)
@@ -178,11 +207,20 @@ def test_random_numbers_for_a_whole_batch_are_refused() -> None:
         read(Noisy(12, seed=0))
 
 
-@pytest.mark.parametrize("other", [torch.zeros(4), None], ids=["another size", "nothing"])
+@pytest.mark.parametrize("other", [torch.zeros(4), [None]], ids=["another size", "nothing in it"])
 def test_samples_of_unequal_sizes_are_refused_with_the_way_to_join_them(other: Any) -> None:
     samples = [torch.zeros(3), torch.zeros(3), other, other] * 3
     with pytest.raises(errors.UsageError, match=r"write a function collate in task/data.py"):
         read(samples)
+
+
+def test_a_sample_that_is_none_is_refused_whatever_joins_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return [one for one in samples if one is not None]
+
+    monkeypatch.setattr(task_data, "collate", collate, raising=False)
+    with pytest.raises(errors.SampleError, match=r"list answers None for a sample.* leave such samples out"):
+        batches.Reader([1.0, None], 0).__getitems__(batches.Share(0, [0, 1]))
 
 
 def test_what_the_task_draws_for_a_batch_differs_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,22 @@ def test_evaluation_leaves_every_module_in_its_mode() -> None:
     assert [module.training for module in model.modules()] == modes == [True, False, True]
 
 
+def test_a_module_that_does_more_than_change_its_mode_is_left_as_it_was() -> None:
+    class Merging(nn.Linear):
+        """As adapters of low rank do: they learn in training mode, and are a part of the weight in evaluation mode."""
+
+        merged = False
+
+        def train(self, mode: bool = True) -> "Merging":
+            self.merged = not mode
+            return super().train(mode)
+
+    model = nn.Sequential(Merging(2, 2))
+    with evaluation.evaluating(model):
+        assert model[0].merged
+    assert not model[0].merged
+
+
 def test_a_score_that_is_not_measured_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,11 +137,12 @@ def test_what_a_task_returns_by_mistake_is_named(tmp_path: Path, monkeypatch: py
             "the metric error of task/objective.py is MeanSquaredError",
         ),
         ("SCORE", "loss", "less is better: set HIGHER_IS_BETTER = False"),
+        ("criterion", nn.Linear(1, 1), "criterion of task/objective.py has weights outside the model"),
     ]
     monkeypatch.setattr(objective, "HIGHER_IS_BETTER", True)
     for name, mistake, sentence in mistakes:
         with monkeypatch.context() as changing:
-            changing.setattr(objective, name, mistake)
+            changing.setattr(objective, name, mistake, raising=False)
             refused = call("train", "--train.run_dir", str(tmp_path / "mistaken"), *ONE)
         assert (refused.code, refused.errors.count(sentence)) == (1, 1), refused.errors
         assert "Traceback" not in refused.errors

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
+import ignite.distributed as idist
 import numpy as np
 import pytest
 import torch
@@ -39,6 +40,7 @@ from frame import (
     profiling,
     randomness,
 )
+from ignite.engine import Engine
 from torch import nn
 from torch.nn.functional import l1_loss
 
@@ -524,6 +526,14 @@ def test_what_is_frozen_stays_as_it_is_bit_for_bit(tmp_path: Path) -> None:
     assert not any(part["blocks.2.weight"].equal(parts[0]["blocks.2.weight"]) for part in parts[1:])
 
 
+def test_an_average_is_one_of_weights_that_it_can_follow() -> None:
+    training = import_module("small.training")
+    # As in training mode, where a module may keep weights that it merges for an evaluation.
+    assert training.average_weights(nn.Linear(3, 2), 0.9, Engine(lambda engine, batch: None)).training
+    with pytest.raises(errors.UsageError, match=r"weights in torch\.bfloat16 would round its small steps away"):
+        training.average_weights(nn.Linear(3, 2).bfloat16(), 0.9, Engine(lambda engine, batch: None))
+
+
 def test_an_average_of_many_steps_forgets_the_first_ones_soon(tmp_path: Path) -> None:
     """BatchNorm's statistics are those of now, which do not fit to weights that are still half those of the beginning."""
     settings = ("--task.batch_norm", "true", "--train.epochs", "6", *RANDOM[:2])
@@ -784,6 +794,77 @@ def test_an_optimizer_of_ones_own_keeps_what_it_was_given(tmp_path: Path, monkey
     assert Limited.used == {0.5}
     run = train(tmp_path / "run", 1, "--train.epochs", "2")
     assert Path(run.summary["resumed_from"]).name == "last_16.pt"
+
+
+class Both(torch.optim.Optimizer):
+    """One optimizer for matrices and another for the rest, which hold their state themselves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        weights = list(model.parameters())
+        kinds: Any = ([one for one in weights if one.ndim > 1], [one for one in weights if one.ndim < 2])
+        self.parts = [torch.optim.SGD(kinds[0], 0.1, momentum=0.9), torch.optim.AdamW(kinds[1])]
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+
+
+def test_an_optimizer_whose_state_would_not_be_saved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    temperature = nn.Parameter(torch.ones(3))
+    mistakes: list[tuple[Any, str]] = [
+        (Both, "Both leaves its work to SGD, whose state no checkpoint would hold"),
+        (lambda model: torch.optim.SGD([*model.parameters(), temperature]), "updates 3 parameters outside the model"),
+    ]
+    for create, sentence in mistakes:
+        monkeypatch.setattr(objective, "create_optimizer", lambda model, settings: create(model), raising=False)  # noqa: B023
+        with pytest.raises(errors.UsageError, match=sentence):
+            optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
+
+
+def test_an_optimizer_that_keeps_its_state_on_one_rank_is_not_saved_as_that_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    layer(torch.zeros(1, 3)).sum().backward()
+    optimizer.step()
+    monkeypatch.setattr(idist, "get_world_size", lambda: 2)
+    everyones: list[Any] = []
+    monkeypatch.setattr(backend, "all_gather_object", lambda mine: [mine, *(everyones or [mine])])
+    optimization.require_state_of_all(optimizer, 1)
+    everyones.append([True, False])
+    with pytest.raises(errors.UsageError, match="remember something of different weights after step 1"):
+        optimization.require_state_of_all(optimizer, 1)
+
+
+class Switching(torch.optim.SGD):
+    """It measures other weights than it trains, as schedule-free optimizers do: here, twice as large."""
+
+    def eval(self) -> None:
+        self.scale(2)
+
+    def train(self) -> None:
+        self.scale(0.5)
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight *= factor
+
+
+def test_the_weights_that_an_optimizer_means_to_be_used_are_measured_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(model: nn.Module, settings: config.Config) -> torch.optim.Optimizer:
+        return Switching(model.parameters(), settings.optim.lr)
+
+    monkeypatch.setattr(objective, "create_optimizer", create, raising=False)
+    run = train(tmp_path / "run", 1, "--train.max_iterations", "4")
+    best = run.path / run.summary["best"]["checkpoint"]
+    saved = torch.load(best, weights_only=True)["model"]
+    for name, weight in run.weights().items():
+        if weight.is_floating_point():
+            torch.testing.assert_close(saved[name], 2 * weight)
+    measured = json.loads(call("evaluate", "--checkpoint", str(best), *ONE).output)
+    assert measured["val_loss"] == run.records[-1]["val_loss"]
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -49,15 +49,42 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
 
 
 def _once_and_again(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return in what a block computes its activations first, and in what it does so again, for the backward pass."""
-    return nullcontext(), keeping_buffers(block)
+    """Return in what a block computes its activations first, and in what it does so again, for the backward pass.
+
+    Again, it has copies of the buffers that it had before: those of BatchNorm would count a batch twice, and others may take
+    part in what it computes.
+    """
+    before: list[tuple[nn.Module, str, Tensor]] = []
+
+    @contextmanager
+    def once() -> Iterator[None]:
+        before.extend((part, name, buffer.clone()) for part, name, buffer in buffers_of(block))
+        yield
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        now = list(buffers_of(block))
+        for part, name, buffer in before:
+            part._buffers[name] = buffer.clone()
+        try:
+            yield
+        finally:
+            for part, name, buffer in now:
+                part._buffers[name] = buffer
+
+    return once(), again()
+
+
+def buffers_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield each buffer, with the module that has it and its name there."""
+    for part in model.modules():
+        yield from ((part, name, buffer) for name, buffer in part._buffers.items() if buffer is not None)
 
 
 @contextmanager
 def keeping_buffers(block: nn.Module) -> Iterator[None]:
     """Keep the buffers of a module as they are, such as BatchNorm's statistics, which would count a batch twice."""
-    parts = [(part, name, buffer) for part in block.modules() for name, buffer in part._buffers.items()]
-    kept = [(part, name, buffer, buffer.clone()) for part, name, buffer in parts if buffer is not None]
+    kept = [(part, name, buffer, buffer.clone()) for part, name, buffer in buffers_of(block)]
     try:
         yield
     finally:

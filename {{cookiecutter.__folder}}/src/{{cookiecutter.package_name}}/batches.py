@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from .checks import batch_check, require
 from .early_signals import ignore_stop_signals
 from .errors import SampleError, UsageError
-from .randomness import have_been_used, mix, sample_seeds, seed_samples, stream, watch_draws
+from .randomness import have_been_used, initial_seed, mix, sample_seeds, seed_samples, stream, watch_draws
 from .task import data as task_data
 
 # A fixed size, so that each evaluation batch holds the same samples on every world size; a task may set its own.
@@ -279,6 +279,7 @@ class Reader:
         self.fetch_many = getattr(dataset, "__getitems__", None)
         self.takes_seeds = self.fetch_many is not None and len(inspect.signature(self.fetch_many).parameters) > 1
         self.draws = False
+        self.epoch = -1
         self.collate = getattr(task_data, "collate", default_collate)
 
     def __getitems__(self, share: Share) -> Any:
@@ -291,6 +292,9 @@ class Reader:
     def read(self, share: Share) -> Any:
         """Return a list of samples, or a batch, with the random numbers that belong to them."""
         epoch, indices = share
+        if epoch not in (-1, self.epoch) and hasattr(self.dataset, "set_epoch"):
+            self.epoch = epoch
+            self.dataset.set_epoch(epoch)
         seeds = partial(sample_seeds, self.seed, epoch, indices)
         for part in self.parts:
             indices = [part[index] for index in indices]
@@ -299,8 +303,9 @@ class Reader:
         if not self.draws:
             # To seed the generators for each sample takes longer than many datasets take to answer: only if need be.
             watch_draws()
-            samples = self.fetch(indices)
-            if not have_been_used():
+            with initial_seed(stream(self.seed, epoch, indices[0])) as asked:
+                samples = self.fetch(indices)
+            if not asked and not have_been_used():
                 return samples
             if not isinstance(samples, list):
                 raise UsageError(
@@ -311,7 +316,16 @@ class Reader:
         return self.fetch_one_by_one(indices, seeds())
 
     def join(self, samples: list[Any], share: Share) -> Any:
-        """Return a batch of the samples."""
+        """Return a batch of the samples.
+
+        Raises:
+            UsageError: if they make none, or one of fewer samples than were asked for.
+        """
+        if any(sample is None for sample in samples):
+            raise UsageError(
+                f"{type(self.dataset).__name__} answers None for a sample, without which the batches of the processes would differ "
+                "in size: let load of task/data.py leave such samples out of the data set"
+            )
         if self.collate is not default_collate:
             seed_samples(stream(self.seed, share.epoch, share.indices[0]))
             return self.collate(samples)

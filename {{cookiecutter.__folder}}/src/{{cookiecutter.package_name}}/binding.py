@@ -85,6 +85,15 @@ def bind(settings: Any, data: Any) -> Objective:
             "SCORE of task/objective.py is the loss, of which less is better: set HIGHER_IS_BETTER = False", 1
         )
 
+    for name, value in vars(objective).items():
+        if isinstance(value, nn.Module) and any(weight.requires_grad for weight in value.parameters()):
+            raise UsageError(
+                f"{name} of task/objective.py has weights outside the model, which nothing would save, or share between processes: "
+                "make it a part of what create_model of task/model.py returns, or, if it is to stay as it is, call its "
+                "requires_grad_(False)",
+                1,
+            )
+
     known = {"settings": settings, "data": data}
 
     def bound(name: str, *called_with: str) -> Any:

@@ -243,6 +243,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # A module may do more than set a flag, such as merge weights of low rank into others, and take them out again.
+        model.train(modes[0][1])
         for module, training in modes:
             module.training = training
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import ignite.distributed as idist
 import numpy as np
 import torch
 from ignite.handlers import LRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils import _pytree as pytree
 
 from . import collectives
 from .config import Config, OptimConfig, steps_of
 from .distributed import backend
+from .errors import UsageError
 from .task import objective
 
 logger = logging.getLogger(__package__)
@@ -24,8 +29,12 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     """Return the task's own optimizer, or the one of the section ``optim``.
 
     The learning rate of every parameter group is scaled to the number of processes as ``optim.lr_scaling`` says.
+
+    Raises:
+        UsageError: if a resumed run would not continue with what it has learned.
     """
     optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
+    refuse_what_would_not_resume(optimizer, model)
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
     asked, created = config.optim.name, type(optimizer).__name__
     if asked != OptimConfig.name and asked not in created.lower():
@@ -56,6 +65,71 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
         # Torch does not read numpy's numbers back from a checkpoint.
         group.update({name: value.item() for name, value in group.items() if isinstance(value, np.generic)})
     return optimizer
+
+
+def refuse_what_would_not_resume(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer of which a checkpoint would hold only a part, which nobody would notice.
+
+    Raises:
+        UsageError: if it updates weights outside the model, or leaves its work to other optimizers.
+    """
+    of_model = {id(weight) for weight in model.parameters()}
+    updated = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if others := sum(weight.numel() for weight in updated if id(weight) not in of_model):
+        raise UsageError(
+            f"the optimizer updates {others:,} parameters outside the model, which the processes would neither share nor save: let "
+            "create_model of task/model.py return one module that holds all that learns",
+            1,
+        )
+    parts = pytree.tree_leaves([*vars(optimizer).values()])
+    inside = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+    if inside and type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+        raise UsageError(
+            f"{type(optimizer).__name__} leaves its work to {type(inside[0]).__name__}, whose state no checkpoint would hold: give it "
+            "a state_dict and a load_state_dict that do, or return one optimizer with a group for each kind of weight",
+            1,
+        )
+
+
+@contextmanager
+def weights_to_measure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Give the model, inside the ``with`` block, the weights that its optimizer means to be used.
+
+    Those of schedule-free optimizers are others than those that a step begins from: their eval() and train() switch.
+    """
+    switches: Any = optimizer
+    if not has_eval(optimizer):
+        yield
+        return
+    switches.eval()
+    try:
+        yield
+    finally:
+        switches.train()
+
+
+def has_eval(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether an optimizer has other weights to measure than those that it updates."""
+    return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
+
+
+def require_state_of_all(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Refuse to save an optimizer that remembers something of other weights on other ranks, as only rank 0 writes.
+
+    Raises:
+        UsageError: on every rank.
+    """
+    # One that shares its state out has another inside, and collects it before a save.
+    if idist.get_world_size() == 1 or hasattr(optimizer, "optim"):
+        return
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    known = [bool(optimizer.state.get(weight)) for weight in weights]
+    if any(other != known for other in backend.all_gather_object(known)):
+        raise UsageError(
+            f"the ranks' optimizers remember something of different weights after step {step}, of which only that of rank 0 would "
+            "be saved: let each rank update all weights, or choose distributed.strategy zero1",
+            1,
+        )
 
 
 def create_default_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

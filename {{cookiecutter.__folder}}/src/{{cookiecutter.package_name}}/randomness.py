@@ -7,6 +7,8 @@ process reads them. No state of a generator has to be saved.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -79,6 +81,25 @@ def has_drawn(device: torch.device, seed: int, rank: int, step: int) -> bool:
 def watch_draws() -> None:
     """Seed the generators of python, numpy and torch so that ``have_been_used`` can tell whether somebody has drawn."""
     seed_samples(0)
+
+
+@contextmanager
+def initial_seed(number: int) -> Iterator[list[int]]:
+    """Let ``torch.initial_seed``, by which people seed other generators, answer ``number`` inside the ``with`` block.
+
+    Yields the answers that it has given.
+    """
+    answers: list[int] = []
+
+    def answer() -> int:
+        answers.append(number)
+        return number
+
+    before, torch.initial_seed = torch.initial_seed, answer
+    try:
+        yield answers
+    finally:
+        torch.initial_seed = before
 
 
 def have_been_used() -> bool:

@@ -39,7 +39,14 @@ from .introduction import (
 )
 from .local_sgd import WeightAverage
 from .meter import Meter
-from .optimization import GroupSettings, create_lr_scheduler, create_optimizer, lay_out_like_weights
+from .optimization import (
+    GroupSettings,
+    create_lr_scheduler,
+    create_optimizer,
+    lay_out_like_weights,
+    require_state_of_all,
+    weights_to_measure,
+)
 from .profiling import Stopwatch, create_stopwatch, profiled
 from .randomness import seed_samples
 from .run_directory import RunDirectory, may_be_best
@@ -121,7 +128,8 @@ def train(run: RunDirectory, config: Config) -> int:
     def follow_evaluation() -> None:
         meter.reset()
         if may_be_best(run.records[-1]):
-            save_best(trainer)
+            with weights_to_measure(optimizer):
+                save_best(trainer)
 
     def take_up_evaluation() -> None:
         checkpoints.take_up_best(run, save_best)
@@ -206,12 +214,14 @@ def train(run: RunDirectory, config: Config) -> int:
         stopwatch.begin("checkpoint")
         agree()
         collectives.require_equal_weights(plain_model, trainer.state.iteration)
+        require_state_of_all(optimizer, trainer.state.iteration)
         # First, as an evaluation may fail, be killed, or take longer than there is time.
         save_last(trainer)
         stopwatch.begin("evaluation")
         speed = meter.samples_per_second
-        metrics = evaluate(measured, val_loader, config, objective)
-        write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
+        with weights_to_measure(optimizer):
+            metrics = evaluate(measured, val_loader, config, objective)
+            write_examples(measured, run.path / "examples", trainer.state.iteration, objective)
         run.append(
             {
                 # Before the first step of this process, ignite has not counted it.
@@ -297,8 +307,20 @@ def average_weights(model: nn.Module, decay: float, trainer: Engine) -> nn.Modul
     At first it averages over fewer steps, a tenth of those until then: the weights of the beginning would have a part in
     it for long, and the statistics of BatchNorm, which are those of ``model`` now, would not fit it. Weights without a gradient
     are those of ``model`` now, as buffers are.
+
+    Raises:
+        UsageError: if the weights have so few digits that their average would stand still.
     """
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    if narrow := {weight.dtype for weight in learning if weight.is_floating_point() and weight.itemsize < 4}:
+        raise UsageError(
+            f"an average of weights in {narrow.pop()} would round its small steps away: set optim.ema_decay null, or keep the weights "
+            "in float32 and set train.amp bf16",
+            1,
+        )
     average = EMAHandler(model, 1 - decay)
+    # Ignite leaves it in evaluation mode, which may change the weights themselves.
+    average.ema_model.train()
     average.attach(trainer)
     pairs = [*zip(model.parameters(), average.ema_model.parameters(), strict=True)]
     state: Any = trainer.state

@@ -40,6 +40,14 @@ def test_a_weight_without_a_dimension_is_named() -> None:
         import_module("small.sharding").share_out_weights(model, None)
 
 
+def test_a_weight_that_two_parts_share_is_named() -> None:
+    first, second = nn.Linear(600, 600), nn.Linear(600, 600)
+    first.weight = second.weight
+    model = nn.Sequential(first, nn.Tanh(), second)
+    with pytest.raises(errors.UsageError, match=r"would untie 0\.weight and 2\.weight, which are one weight"):
+        import_module("small.sharding").share_out_weights(model, None)
+
+
 def test_an_optimizer_that_shares_its_state_updates_weights_in_any_layout(tmp_path: Path) -> None:
     gradient = torch.randn(8, 3, 3, 3).to(memory_format=torch.channels_last)
     weights, stepped = [], []

@@ -11,7 +11,7 @@ import inspect
 import json
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 from . import collectives, host_memory, storage
 from .copies import save_readable
 from .errors import UsageError
+from .optimization import has_eval
 
 # A module of a list is gathered by itself if it has so many weights: fewer are not worth an exchange of their own.
 LEAST_NUMEL = 2**18
@@ -81,13 +82,15 @@ def share_out_weights(model: nn.Module, mesh: DeviceMesh, device: torch.device |
         device: where each of them goes before, with the weights of rank 0.
 
     Raises:
-        UsageError: if a weight is a single number without a dimension.
+        UsageError: if a weight is a single number without a dimension, or is gathered with two modules.
     """
     for name, weight in model.named_parameters():
         if weight.ndim == 0:
             raise UsageError(f"fsdp2 cannot share out {name}, a number without a dimension: give it the shape (1,)", 1)
     # A module may stand in several lists.
-    for part in dict.fromkeys((*large_parts(model), model)):
+    parts = dict.fromkeys((*large_parts(model), model))
+    refuse_weights_of_several_parts(model, parts)
+    for part in parts:
         if device is not None:
             part.to(device)
             for tensor in (*part.parameters(), *part.buffers()):
@@ -97,9 +100,34 @@ def share_out_weights(model: nn.Module, mesh: DeviceMesh, device: torch.device |
         fully_shard(part, mesh=mesh)
 
 
+def refuse_weights_of_several_parts(model: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """Refuse to gather a weight with two parts, each of which would make it one of its own.
+
+    Raises:
+        UsageError: if there is one.
+    """
+    part_of: dict[nn.Module, nn.Module] = {}
+    # Those within others come first.
+    for part in parts:
+        part_of.update({module: part for module in part.modules() if module not in part_of})
+    found: dict[nn.Parameter, tuple[str, nn.Module]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        part = part_of[model.get_submodule(name.rpartition(".")[0])]
+        other, its_part = found.setdefault(weight, (name, part))
+        if its_part is not part:
+            fix = "keep both modules in the same one of a list, or both outside of lists"
+            raise UsageError(f"fsdp2 would untie {other} and {name}, which are one weight: {fix}", 1)
+
+
 def share_out_state(optimizer: Optimizer) -> Optimizer:
-    """Let each rank keep the optimizer's state of some weights, which it updates and sends to the others."""
+    """Let each rank keep the optimizer's state of some weights, which it updates and sends to the others.
+
+    Raises:
+        UsageError: if the optimizer switches between weights by itself, which the others would not get.
+    """
     kind = type(optimizer)
+    if has_eval(optimizer):
+        raise UsageError(f"zero1 does not know the other weights of {kind.__name__}: set distributed.strategy ddp", 1)
     # Some keep more there than they can be made of.
     known = inspect.signature(kind).parameters
     settings = {name: value for name, value in optimizer.defaults.items() if name in known}
