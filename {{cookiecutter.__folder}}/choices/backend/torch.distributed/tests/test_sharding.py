@@ -56,8 +56,9 @@ def test_an_optimizer_that_shares_its_state_updates_weights_in_any_layout(tmp_pa
         for share_out in (lambda optimizer: optimizer, import_module("small.sharding").share_out_state):
             torch.manual_seed(0)
             layer = nn.Conv2d(3, 8, 3, bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            optimizer = torch.optim.SGD(layer.parameters(), 0.1, fused=True)
+            optimizer: Any = torch.optim.SGD(layer.parameters(), 0.1, fused=True)
             optimizer.register_step_post_hook(lambda *arguments: stepped.append(arguments))
+            optimizer.weights = [*layer.parameters()]
             optimizer = share_out(optimizer)
             layer.weight.grad = gradient.clone()
             optimizer.step()
@@ -65,8 +66,9 @@ def test_an_optimizer_that_shares_its_state_updates_weights_in_any_layout(tmp_pa
     finally:
         torch.distributed.destroy_process_group()
     torch.testing.assert_close(weights[1], weights[0])
-    # What was registered before it was shared out counts too.
+    # What was registered before it was shared out counts too, but not what it has of the weights.
     assert len(stepped) == 2
+    assert not hasattr(optimizer.optim, "weights")
 
 
 def test_a_folder_is_as_good_as_its_training_said(sharded: Run, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from . import collectives, host_memory, storage
 from .copies import save_readable
@@ -135,10 +136,15 @@ def share_out_state(optimizer: Optimizer) -> Optimizer:
     # In its buckets, weights get the usual layout. Fused kernels would add to them gradients in another one, number by number.
     as_views = all(weight.is_contiguous() for weight in weights)
     shared = ZeroRedundancyOptimizer(optimizer.param_groups, kind, parameters_as_bucket_view=as_views, **settings)
-    # What else the optimizer was given, and has learned since, such as hooks of its step.
-    others = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+    # What else the optimizer was given, and has learned since, such as hooks of its step; but no weights, of which it has a part.
+    others = {name: value for name, value in vars(optimizer).items() if name != "state" and not holds_tensors(value)}
     vars(shared.optim).update(others)
     return shared
+
+
+def holds_tensors(nested: Any) -> bool:
+    """Tell whether there is a tensor in nested containers."""
+    return any(isinstance(part, Tensor) for part in pytree.tree_leaves(nested))
 
 
 def large_parts(model: nn.Module) -> Iterator[nn.Module]:
