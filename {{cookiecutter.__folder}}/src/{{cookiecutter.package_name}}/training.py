@@ -309,7 +309,7 @@ def average_weights(model: nn.Module, decay: float, trainer: Engine) -> nn.Modul
     are those of ``model`` now, as buffers are.
 
     Raises:
-        UsageError: if the weights have so few digits that their average would stand still.
+        UsageError: if the weights are rounded so much that their average would stand still.
     """
     learning = [weight for weight in model.parameters() if weight.requires_grad]
     if narrow := {weight.dtype for weight in learning if weight.is_floating_point() and weight.itemsize < 4}:
