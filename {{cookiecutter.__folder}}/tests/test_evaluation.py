@@ -227,13 +227,19 @@ def test_a_module_that_does_more_than_change_its_mode_is_left_as_it_was() -> Non
         merged = False
 
         def train(self, mode: bool = True) -> "Merging":
+            if self.merged == mode:
+                # Much larger than the weight, which is rounded.
+                self.weight.data += -1e4 if mode else 1e4
             self.merged = not mode
             return super().train(mode)
 
-    model = nn.Sequential(Merging(2, 2))
-    with evaluation.evaluating(model):
-        assert model[0].merged
-    assert not model[0].merged
+    layer = Merging(2, 2)
+    before = layer.weight.detach().clone()
+    with evaluation.evaluating(nn.Sequential(layer)):
+        assert layer.merged
+        assert layer.weight.mean() > 9e3
+    assert not layer.merged
+    assert torch.equal(layer.weight, before)
 
 
 def test_a_score_that_is_not_measured_is_refused_before_training(

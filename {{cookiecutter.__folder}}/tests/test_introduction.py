@@ -137,7 +137,8 @@ def test_what_a_task_returns_by_mistake_is_named(tmp_path: Path, monkeypatch: py
             "the metric error of task/objective.py is MeanSquaredError",
         ),
         ("SCORE", "loss", "less is better: set HIGHER_IS_BETTER = False"),
-        ("criterion", nn.Linear(1, 1), "criterion of task/objective.py has weights outside the model"),
+        ("criterion", nn.Linear(1, 1), "criterion of task/objective.py holds weights outside the model"),
+        ("scale", nn.Parameter(torch.ones(())), "scale of task/objective.py holds weights outside the model"),
     ]
     monkeypatch.setattr(objective, "HIGHER_IS_BETTER", True)
     for name, mistake, sentence in mistakes:

@@ -806,16 +806,39 @@ class Both(torch.optim.Optimizer):
         super().__init__([group for part in self.parts for group in part.param_groups], {})
 
 
+class Saving(Both):
+    """It saves what both remember, but gives them groups of their own when it loads that."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for part, saved in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
+
+
+class Resuming(Saving):
+    """This one is right."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
 def test_an_optimizer_whose_state_would_not_be_saved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     temperature = nn.Parameter(torch.ones(3))
     mistakes: list[tuple[Any, str]] = [
         (Both, "Both leaves its work to SGD, whose state no checkpoint would hold"),
+        (Saving, "Saving and SGD, .* have different groups after load_state_dict"),
+        (lambda model: [torch.optim.SGD(model.parameters())], "create_optimizer in task/objective.py returned list"),
         (lambda model: torch.optim.SGD([*model.parameters(), temperature]), "updates 3 parameters outside the model"),
     ]
     for create, sentence in mistakes:
         monkeypatch.setattr(objective, "create_optimizer", lambda model, settings: create(model), raising=False)  # noqa: B023
         with pytest.raises(errors.UsageError, match=sentence):
             optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1)
+    monkeypatch.setattr(objective, "create_optimizer", lambda model, settings: Resuming(model))
+    assert isinstance(optimization.create_optimizer(nn.Linear(3, 2), config.Config(), world_size=1), Resuming)
 
 
 def test_an_optimizer_that_keeps_its_state_on_one_rank_is_not_saved_as_that_of_all(

@@ -86,9 +86,10 @@ def bind(settings: Any, data: Any) -> Objective:
         )
 
     for name, value in vars(objective).items():
-        if isinstance(value, nn.Module) and any(weight.requires_grad for weight in value.parameters()):
+        weights = value.parameters() if isinstance(value, nn.Module) else [value]
+        if any(isinstance(weight, nn.Parameter) and weight.requires_grad for weight in weights):
             raise UsageError(
-                f"{name} of task/objective.py has weights outside the model, which nothing would save, or share between processes: "
+                f"{name} of task/objective.py holds weights outside the model, which nothing would save, or share between processes: "
                 "make it a part of what create_model of task/model.py returns, or, if it is to stay as it is, call its "
                 "requires_grad_(False)",
                 1,

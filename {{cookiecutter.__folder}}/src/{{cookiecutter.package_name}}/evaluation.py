@@ -239,12 +239,16 @@ def as_one_process() -> Iterator[None]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode; afterwards, each of its modules is in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules()]
+    # These may do more than set a flag, such as merge weights of low rank into others, and take them out again, but for rounding.
+    own = [module for module, _ in modes if type(module).train is not nn.Module.train]
+    kept = [(weight, weight.detach().clone()) for module in own for weight in module.parameters(recurse=False)]
     model.eval()
     try:
         yield
     finally:
-        # A module may do more than set a flag, such as merge weights of low rank into others, and take them out again.
         model.train(modes[0][1])
+        for weight, before in kept:
+            weight.data.copy_(before)
         for module, training in modes:
             module.training = training
 

@@ -33,8 +33,10 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
     Raises:
         UsageError: if a resumed run would not continue with what it has learned.
     """
-    optimizer = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
+    optimizer: Any = getattr(objective, "create_optimizer", create_default_optimizer)(model, config)
     refuse_what_would_not_resume(optimizer, model)
+    if has_eval(optimizer):
+        optimizer.train()
     factor = {"none": 1.0, "linear": float(world_size), "sqrt": world_size**0.5}[config.optim.lr_scaling]
     asked, created = config.optim.name, type(optimizer).__name__
     if asked != OptimConfig.name and asked not in created.lower():
@@ -64,15 +66,20 @@ def create_optimizer(model: nn.Module, config: Config, world_size: int) -> torch
         group["lr"] = group["lr"] * factor
         # Torch does not read numpy's numbers back from a checkpoint.
         group.update({name: value.item() for name, value in group.items() if isinstance(value, np.generic)})
-    return optimizer
+    result: torch.optim.Optimizer = optimizer
+    return result
 
 
-def refuse_what_would_not_resume(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def refuse_what_would_not_resume(optimizer: Any, model: nn.Module) -> None:
     """Refuse an optimizer of which a checkpoint would hold only a part, which nobody would notice.
 
     Raises:
-        UsageError: if it updates weights outside the model, or leaves its work to other optimizers.
+        UsageError: if it is none, updates weights outside the model, or leaves its work to others that would not resume.
     """
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        fix = "return an object of a class that is derived from torch.optim.Optimizer"
+        raise UsageError(f"create_optimizer in task/objective.py returned {kind}: {fix}", 1)
     of_model = {id(weight) for weight in model.parameters()}
     updated = [weight for group in optimizer.param_groups for weight in group["params"]]
     if others := sum(weight.numel() for weight in updated if id(weight) not in of_model):
@@ -83,10 +90,22 @@ def refuse_what_would_not_resume(optimizer: torch.optim.Optimizer, model: nn.Mod
         )
     parts = pytree.tree_leaves([*vars(optimizer).values()])
     inside = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
-    if inside and type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+    if not inside:
+        return
+    works, fix = type(inside[0]).__name__, "or return one optimizer with a group for each kind of weight"
+    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
         raise UsageError(
-            f"{type(optimizer).__name__} leaves its work to {type(inside[0]).__name__}, whose state no checkpoint would hold: give it "
-            "a state_dict and a load_state_dict that do, or return one optimizer with a group for each kind of weight",
+            f"{kind} leaves its work to {works}, whose state no checkpoint would hold: give it a state_dict and a load_state_dict "
+            f"that do, {fix}",
+            1,
+        )
+    # As a run that resumes does; torch makes new groups then, and what is set in those of one would not reach the other.
+    optimizer.load_state_dict(optimizer.state_dict())
+    groups = {id(group) for group in optimizer.param_groups}
+    if any(id(group) not in groups for part in inside for group in part.param_groups):
+        raise UsageError(
+            f"{kind} and {works}, to which it leaves its work, have different groups after load_state_dict, so that no learning "
+            f"rate would reach {works}: let load_state_dict give both the same, {fix}",
             1,
         )
 

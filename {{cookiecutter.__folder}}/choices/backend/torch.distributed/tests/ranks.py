@@ -44,6 +44,8 @@ def run(request: dict[str, Any], rank: int) -> int:
     """Be one rank: run the package's command in its folder, and write what it says to files; return the exit code."""
     size = str(request["processes"])
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    # Without those of the test that came first, whichever it was.
+    os.environ.clear()
     os.environ.update({**request["variables"], **place})
     os.chdir(request["folder"])
     for number, name in enumerate(("output", "errors"), 1):
