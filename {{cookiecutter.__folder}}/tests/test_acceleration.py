@@ -3,6 +3,7 @@
 import resource
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,19 +111,23 @@ def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers()
         assert torch.equal(one, other)
 
 
-def test_what_is_computed_again_is_not_counted_again() -> None:
-    def statistics(checkpointing: bool) -> list[Tensor]:
+def with_and_without_checkpointing(create_block: Callable[[], nn.Module]) -> Iterator[list[Tensor]]:
+    """Yield the buffers and the gradients of two blocks after two steps that keep activations, and that compute them again."""
+    for checkpointing in (False, True):
         torch.manual_seed(0)
         model = nn.Module()
-        model.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(2)])
+        model.blocks = nn.ModuleList([create_block(), create_block()])
         acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=checkpointing))
-        x = torch.randn(16, 8)
-        for block in model.blocks:
-            x = block(x)
-        x.square().sum().backward()
-        return [*model.buffers(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
+        for _ in range(2):
+            x = 3 * torch.randn(16, 8)
+            for block in model.blocks:
+                x = block(x)
+            x.square().sum().backward()
+        yield [*model.buffers(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
-    plain, again = statistics(False), statistics(True)
+
+def test_what_is_computed_again_is_not_counted_again() -> None:
+    plain, again = with_and_without_checkpointing(lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
     assert len(plain) == len(again) == 14
     for one, other in zip(plain, again, strict=True):
         assert torch.equal(one, other)
@@ -140,19 +145,7 @@ def test_what_is_computed_again_starts_from_the_same_buffers() -> None:
             self.scale = 0.5 * self.scale + 0.5 * x.detach().std(dim=0)
             return super().forward(x * self.scale).tanh()
 
-    def gradients(checkpointing: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = nn.Module()
-        model.blocks = nn.ModuleList([Scaled(), Scaled()])
-        acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=checkpointing))
-        for _ in range(2):
-            x = 3 * torch.randn(16, 8)
-            for block in model.blocks:
-                x = block(x)
-            x.square().sum().backward()
-        return [*model.buffers(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
-
-    plain, again = gradients(False), gradients(True)
+    plain, again = with_and_without_checkpointing(Scaled)
     assert len(plain) == len(again) == 6
     for one, other in zip(plain, again, strict=True):
         assert torch.equal(one, other)
@@ -199,6 +192,7 @@ def test_a_static_graph_has_one_backward_pass_in_each_step() -> None:
 IN_A_NEW_PROCESS = """
 import resource
 import sys
+from collections.abc import Callable, Iterator
 from small.__main__ import main
 
 def resident_mib():
