@@ -29,6 +29,7 @@ from baking import (
 from cookiecutter.exceptions import FailedHookException  # type: ignore[import-untyped]
 from hypothesis import settings
 from installing import Installer, one_at_a_time
+from jinja2 import Environment
 
 # A bake has no steady duration, and a fuzz test keeps its failures in its message, not in a folder.
 settings.register_profile("bakes", deadline=None, database=None)
@@ -49,6 +50,22 @@ def known(answers: dict[str, Any]) -> dict[str, Any]:
     unknown = answers.keys() - QUESTIONS.keys()
     assert not unknown, f"{sorted(unknown)} are not questions of cookiecutter.json"
     return answers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_are_compiled_once() -> Iterator[None]:
+    """Let bakes share what Jinja compiles, always with the same settings: that takes half the time of a bake."""
+    compile_template, compiled = Environment.compile, dict[Any, Any]()
+
+    def compile_once(jinja: Environment, source: Any, *arguments: Any, **options: Any) -> Any:
+        key = (source, arguments, *options.items())
+        if key not in compiled:
+            compiled[key] = compile_template(jinja, source, *arguments, **options)
+        return compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Environment, "compile", compile_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,6 @@ def marks_of(target: Target) -> list[pytest.MarkDecorator]:
     return [*marks, *([pytest.mark.seldom] if target in ADDS_NOTHING else [])]
 
 
-RUNNABLE = [pytest.param(target, id=str(target), marks=marks_of(target)) for target in TARGETS]
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
 # others what the same source could fail with them.
 WITH_OWN_TESTS = {
@@ -62,6 +61,11 @@ WITH_OWN_TESTS = {
     # Its device takes one process here.
     Target("tpu", "xla-tpu", "spawn"): ("-k", "clipped or 1-1 or the_log_says or saved"),
 }
+# The longest first, so that nobody waits for one that began last.
+RUNNABLE = [
+    pytest.param(target, id=str(target), marks=marks_of(target))
+    for target in [*WITH_OWN_TESTS, *(target for target in TARGETS if target not in WITH_OWN_TESTS)]
+]
 
 
 def last_checkpoint(project: Installed, run: str) -> str:

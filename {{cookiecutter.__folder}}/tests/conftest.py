@@ -119,22 +119,27 @@ def reason_not_to_start(processes: int) -> str:
 
 
 def launch(processes: int, *arguments: str, package: str = "small", copies: bool = True) -> Answer:
-    """Run a package in ``processes`` processes of this machine and expect success.
-
-    A single process is this one, and several are copies of one, where the backend lets them meet without a launcher: to
-    start others and import torch would take longer than what they do. Without ``copies``, the launcher starts them.
-    """
+    """Run a package in ``processes`` processes of this machine and expect success; a single one is this process."""
     if reason := reason_not_to_start(processes):
         pytest.skip(f"{processes} processes cannot run here: {reason}")
     if processes == 1:
         answer = call(*arguments, "--distributed.nproc_per_node", "1", package=package)
-    elif copies and (TESTS / "ranks.py").exists() and distributed.transport.RENDEZVOUS:
-        answer = run_copies(processes, [*arguments, *distributed.TRIAL], package)
     else:
-        own = importlib.import_module(f"{package}.distributed")
-        answer = run(own.local_command(processes, [*arguments, *distributed.TRIAL]), FOLDERS[package])
+        answer = start(processes, *arguments, package=package, copies=copies)
     assert answer.code == 0, answer.errors
     return answer
+
+
+def start(processes: int, *arguments: str, package: str = "small", copies: bool = True) -> Answer:
+    """Run a package in ``processes`` other processes of this machine.
+
+    They are copies of one, where the backend lets them meet without a launcher: to start others and import torch would take
+    longer than what they do. Without ``copies``, the launcher starts them.
+    """
+    if copies and (TESTS / "ranks.py").exists() and distributed.transport.RENDEZVOUS:
+        return run_copies(processes, [*arguments, *distributed.TRIAL], package)
+    own = importlib.import_module(f"{package}.distributed")
+    return run(own.local_command(processes, [*arguments, *distributed.TRIAL]), FOLDERS[package])
 
 
 @lru_cache

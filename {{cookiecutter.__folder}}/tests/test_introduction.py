@@ -13,7 +13,7 @@ import ignite.distributed as idist
 import numpy as np
 import pytest
 import torch
-from conftest import FOLDERS, call, reason_not_to_start, run
+from conftest import call, reason_not_to_start, start
 from frame import backend, binding, config, distributed, engines, errors, introduction, objective, task_data
 from ignite.metrics import EpochMetric, MeanSquaredError
 from torch import nn
@@ -48,8 +48,7 @@ def test_what_the_task_requires_is_looked_at_where_it_trains() -> None:
     """A launcher may start the processes on other machines than its own."""
     if reason := reason_not_to_start(2):
         pytest.skip(reason)
-    command = distributed.local_command(2, ["train", "--task.requires", "nowhere", *distributed.TRIAL])
-    answer = run(command, FOLDERS["small"])
+    answer = start(2, "train", "--task.requires", "nowhere")
     assert (answer.code != 0, "error: module nowhere: choose another task.requires" in answer.errors) == (True, True)
     assert "failed at" not in answer.errors
 

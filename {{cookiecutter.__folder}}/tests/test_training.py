@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import FOLDERS, PROJECT, Run, call, run, settings_here, train
+from conftest import FOLDERS, PROJECT, Run, call, settings_here, start, train
 from frame import (
     NO_DATA,
     backend,
@@ -342,8 +342,7 @@ def test_a_killed_run_ends_where_an_undisturbed_one_ends(
     settings = (*learning, "--train.run_dir", str(folder), "--data.num_workers", str(num_workers))
     with monkeypatch.context() as dying:
         dying.setenv("SMALL_DIES_IN_STEP", str(18 * parts))
-        command = distributed.local_command(processes, ["train", *settings, *distributed.TRIAL])
-        assert run(command, FOLDERS["small"]).code not in (0, config.EXIT_RESUMABLE)
+        assert start(processes, "train", *settings).code not in (0, config.EXIT_RESUMABLE)
     killed = train(folder, processes, *settings)
     # The newest one may not have been on the disk yet.
     assert Path(killed.summary["resumed_from"]).stem in ("last_12", "last_15")
@@ -372,8 +371,7 @@ def test_an_evaluation_that_fails_costs_no_step(
     settings = (*learning, "--train.run_dir", str(folder))
     with monkeypatch.context() as failing:
         failing.setenv("SMALL_METRICS", "failing")
-        command = distributed.local_command(processes, ["train", *settings, *distributed.TRIAL])
-        failed = run(command, FOLDERS["small"])
+        failed = start(processes, "train", *settings)
     assert failed.code not in (0, config.EXIT_RESUMABLE)
     assert "ZeroDivisionError: no sample is positive" in failed.errors
     continued = train(folder, processes, *settings)

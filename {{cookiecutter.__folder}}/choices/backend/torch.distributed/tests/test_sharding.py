@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import FOLDERS, Run, call, run, train
+from conftest import FOLDERS, Run, call, launch, run, train
 from frame import distributed, errors, storage
 from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
@@ -76,8 +76,7 @@ def test_a_folder_is_as_good_as_its_training_said(sharded: Run, tmp_path: Path) 
     for ours, theirs in zip(alone.records, sharded.records, strict=True):
         assert ours["val_error"] == pytest.approx(theirs["val_error"], rel=1e-3)
     for processes in (1, 2):
-        command = distributed.local_command(processes, ["evaluate", "--checkpoint", str(sharded.checkpoint())])
-        evaluated = json.loads(run([*command, *distributed.TRIAL], FOLDERS["small"]).output)
+        evaluated = json.loads(launch(processes, "evaluate", "--checkpoint", str(sharded.checkpoint())).output)
         assert evaluated["val_error"] == sharded.records[-1]["val_error"]
     best = json.loads(call("evaluate", "--checkpoint", str(sharded.path), *ONE).output)
     assert best["checkpoint"] == str(sharded.path / sharded.summary["best"]["checkpoint"])
