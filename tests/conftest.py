@@ -40,6 +40,18 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # when those that are not asked for are gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each of two workers begin with the longest tests: the second one begins in the middle.
+
+    A worker does not give away the test that comes next, which must not be another long one on the first.
+    """
+    longest = [item for item in items if item.get_closest_marker("longest")]
+    others = [item for item in items if item not in longest]
+    middle = len(items) // 2 - 1
+    items[:] = [*longest[:1], *others[:middle], *longest[1:], *others[middle:]]
+
+
 Bake = Callable[..., BakedProject]
 Refuse = Callable[..., str]
 Shell = Callable[..., CompletedProcess[str]]

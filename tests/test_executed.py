@@ -30,17 +30,20 @@ TOLERANCE = 1e-5
 # The session that brings what a target needs; the cluster's is the last and finds what the others have built.
 OF_BACKEND = {"horovod": pytest.mark.horovod, "mpi": pytest.mark.mpi, "xla-tpu": pytest.mark.xla}
 ON_NODES = ("slurm", "kubernetes")
+# The longest of all.
+LONGEST = [Target("cpu", "gloo", "torchrun"), REPRESENTATIVE, Target("cpu", "gloo", "spawn")]
 
 
 def marks_of(target: Target) -> list[pytest.MarkDecorator]:
-    """What a target requires, and whether it adds anything to the others: see ADDS_NOTHING."""
+    """What a target requires, whether it adds anything to the others (see ADDS_NOTHING), and whether it takes long."""
     if target.launcher in ON_NODES:
         marks = [pytest.mark.cluster]
     elif target.backend in OF_BACKEND:
         marks = [OF_BACKEND[target.backend]]
     else:
         marks = [pytest.mark.mpi] if target.launcher == "mpirun" else []
-    return [*marks, *([pytest.mark.seldom] if target in ADDS_NOTHING else [])]
+    marks += [pytest.mark.seldom] if target in ADDS_NOTHING else []
+    return [*marks, *([pytest.mark.longest] if target in LONGEST else [])]
 
 
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
@@ -61,11 +64,7 @@ WITH_OWN_TESTS = {
     # Its device takes one process here.
     Target("tpu", "xla-tpu", "spawn"): ("-k", "clipped or 1-1 or the_log_says or saved"),
 }
-# The longest first, so that nobody waits for one that began last.
-RUNNABLE = [
-    pytest.param(target, id=str(target), marks=marks_of(target))
-    for target in [*WITH_OWN_TESTS, *(target for target in TARGETS if target not in WITH_OWN_TESTS)]
-]
+RUNNABLE = [pytest.param(target, id=str(target), marks=marks_of(target)) for target in TARGETS]
 
 
 def last_checkpoint(project: Installed, run: str) -> str:
