@@ -30,24 +30,9 @@ TOLERANCE = 1e-5
 # The session that brings what a target needs; the cluster's is the last and finds what the others have built.
 OF_BACKEND = {"horovod": pytest.mark.horovod, "mpi": pytest.mark.mpi, "xla-tpu": pytest.mark.xla}
 ON_NODES = ("slurm", "kubernetes")
-# The longest of all.
-LONGEST = [Target("cpu", "gloo", "torchrun"), REPRESENTATIVE, Target("cpu", "gloo", "spawn")]
-
-
-def marks_of(target: Target) -> list[pytest.MarkDecorator]:
-    """What a target requires, whether it adds anything to the others (see ADDS_NOTHING), and whether it takes long."""
-    if target.launcher in ON_NODES:
-        marks = [pytest.mark.cluster]
-    elif target.backend in OF_BACKEND:
-        marks = [OF_BACKEND[target.backend]]
-    else:
-        marks = [pytest.mark.mpi] if target.launcher == "mpirun" else []
-    marks += [pytest.mark.seldom] if target in ADDS_NOTHING else []
-    return [*marks, *([pytest.mark.longest] if target in LONGEST else [])]
-
 
 # The targets whose own tests run too, one for each way to start and to exchange: all tests of the first two together, of the
-# others what the same source could fail with them.
+# others what the same source could fail with them. The first three take longer than any other test.
 WITH_OWN_TESTS = {
     Target("cpu", "gloo", "torchrun"): (
         "--ignore=tests/test_acceleration.py",
@@ -64,6 +49,21 @@ WITH_OWN_TESTS = {
     # Its device takes one process here.
     Target("tpu", "xla-tpu", "spawn"): ("-k", "clipped or 1-1 or the_log_says or saved"),
 }
+LONGEST = tuple(WITH_OWN_TESTS)[:3]
+
+
+def marks_of(target: Target) -> list[pytest.MarkDecorator]:
+    """What a target requires, whether it adds anything to the others (see ADDS_NOTHING), and whether it takes long."""
+    if target.launcher in ON_NODES:
+        marks = [pytest.mark.cluster]
+    elif target.backend in OF_BACKEND:
+        marks = [OF_BACKEND[target.backend]]
+    else:
+        marks = [pytest.mark.mpi] if target.launcher == "mpirun" else []
+    marks += [pytest.mark.seldom] if target in ADDS_NOTHING else []
+    return [*marks, *([pytest.mark.longest] if target in LONGEST else [])]
+
+
 RUNNABLE = [pytest.param(target, id=str(target), marks=marks_of(target)) for target in TARGETS]
 
 
