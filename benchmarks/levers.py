@@ -64,10 +64,13 @@ STARTS = 2
 """how often each program is started anew"""
 
 
-def measure(work: str, folder: Path, laps: int) -> dict[str, dict[str, tuple[list[float], int]]]:
-    """Return samples per second of each lap and MiB, for each lever: with it, and without any at the same time."""
+def measure(
+    work: str, levers: list[str], folder: Path, laps: int
+) -> dict[str, dict[str, tuple[list[float], int]]]:
+    """Return samples per second of each lap and MiB, for each of these levers: with it, and without any at the same time."""
     case, found = WORK[work], {}
-    for name, lever in LEVERS.items():
+    for name in levers:
+        lever = LEVERS[name]
         if work not in lever.works:
             continue
         programs = {
@@ -129,19 +132,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--laps", type=int, default=3)
     parser.add_argument("--work", choices=every, nargs="*", default=every, help="measure anew only these")
+    parser.add_argument(
+        "--lever", choices=LEVERS, nargs="*", default=[*LEVERS], help="of the work, only these"
+    )
     options = parser.parse_args()
     numbers = RESULTS / "levers-cpu.json"
     kept = json.loads(numbers.read_text()) if numbers.exists() else {}
     with tempfile.TemporaryDirectory() as name:
         for work in options.work:
-            take = seconds_of_saves if work == SAVING else partial(measure, work)
-            kept[work] = take(Path(name), options.laps)
+            if work == SAVING:
+                kept[work] = seconds_of_saves(Path(name), options.laps)
+            else:
+                kept[work] = {**kept.get(work, {}), **measure(work, options.lever, Path(name), options.laps)}
             numbers.write_text(json.dumps(kept, indent=1) + "\n")
     about = f"{os.cpu_count()} CPU cores, torch {version('torch')}, Python {platform.python_version()}"
     fill(
         "levers",
         [
-            f"Two gloo processes, {about}, {datetime.date.today().isoformat()}; medians of {STARTS * options.laps} laps.",
+            f"Two gloo processes, {about}; medians of {STARTS * options.laps} laps; the newest of {datetime.date.today().isoformat()}.",
             "",
             f"| setting | {' | '.join(WORK)} |",
             f"|---|{'---|' * len(WORK)}",

@@ -167,6 +167,7 @@ def test_the_target_trains_evaluates_and_resumes(
         assert project.read_json("runs/levers/summary.json")["val_accuracy"] >= 0.95
         log = (project.path / "runs/levers/log.txt").read_text()
         assert re.search(r"the first step compiles .*\n.*the first step, which .*, took", log), log
+        assert "has compiled nothing" not in log
     if target in WITH_OWN_TESTS and (stand_in or target.hardware != "gpu"):
         check_defaults(project, target, processes, trial)
         print(project.succeed("python3", "-m", "pytest", "-q", *WITH_OWN_TESTS[target], limit_s=1500))
@@ -235,6 +236,11 @@ def test_xla_compiles_the_first_steps_only(install: Installer, tmp_path: Path) -
     # Looking at the loss, every ten steps, and evaluating compile once more, each at its first time.
     assert len(set(counts[11:epoch])) == 1, counts
     assert len(set(counts[epoch + 2 :])) == 1, counts
+    refused = project.run("scripts/train.sh", "--train.compile", "true", limit_s=60)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: train.compile does not work here: leave it false\n",
+    )
     # A device that is not waited for is said to compute more than it can, and is still busy with that when training ends.
     profiled = [
         "--train.profile",

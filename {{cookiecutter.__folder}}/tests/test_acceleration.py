@@ -1,16 +1,20 @@
 """What makes a step faster, or lets it need less memory, changes nothing that is learned."""
 
+import copy
 import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils as dynamo
 from conftest import FOLDERS, call, run, train
-from frame import acceleration, config, distributed, errors, optimization
+from frame import acceleration, config, distributed, errors, introduction, optimization
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -65,11 +69,66 @@ def test_complex_weights_learn_too(asked: config.OptimConfig) -> None:
     assert all(bool((weight.abs() < 1).all()) for weight in model)
 
 
-def test_the_parts_of_a_model_are_compiled_where_the_task_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whether there is a compiler or not: nothing runs.
+class Own(nn.Module):
+    """A model whose forward pass is not torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = convolutions()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers(inputs)
+        return scores
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What torch.compile has found to compile, which then runs as it is, so that no compiler is required."""
+    found: list[object] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        found.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
     monkeypatch.setattr(shutil, "which", lambda name: name)
+    return found
+
+
+@pytest.mark.parametrize("create", [convolutions, Own])
+def test_a_model_is_compiled_whatever_its_class_and_so_is_a_copy(
+    create: Callable[[], nn.Module], graphs: list[object]
+) -> None:
+    model = acceleration.accelerate(create(), replace(SETTINGS, compile=True))
+    inputs = torch.randn(4, 3, 8, 8)
+    expected = create()(inputs)
+    torch.testing.assert_close(model(inputs), expected)
+    assert len(graphs) == 1
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            weight.zero_()
+    # With weights of its own.
+    assert not copied(inputs).any()
+    torch.testing.assert_close(model(inputs), expected)
+    assert model.state_dict().keys() == create().state_dict().keys()
+
+
+def test_the_parts_of_a_model_are_compiled_where_the_task_calls_them(graphs: list[object]) -> None:
     model = acceleration.accelerate(convolutions(), replace(SETTINGS, compile=True), calls_parts=True)
-    assert [part._compiled_call_impl is not None for part in (model, *model.children())] == [False, True, True, True]
+    inputs = torch.randn(4, 3, 8, 8)
+    for number, part in enumerate(model.children(), 1):
+        inputs = part(inputs)
+        assert len(graphs) == number
+
+
+def test_it_is_told_if_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for graphs, says in ((0, True), (1, False)):
+        caplog.clear()
+        monkeypatch.setitem(dynamo.counters, "stats", {"unique_graphs": graphs})
+        introduction.tell_of_compiling(0.0)
+        assert ("has compiled nothing" in caplog.text) == says
 
 
 def kept_bytes(model: nn.Module, inputs: Tensor) -> tuple[int, list[Tensor]]:

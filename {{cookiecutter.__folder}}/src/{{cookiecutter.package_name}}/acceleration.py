@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -44,8 +44,21 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
             names = ", ".join(COMPILERS)
             raise UsageError(f"train.compile requires one of the compilers {names}: install it, or leave it false", 1)
         for part in model.children() if calls_parts else (model,):
-            part.compile()
+            _compile(part)
     return model
+
+
+def _compile(model: nn.Module) -> None:
+    """Compile the forward pass of a model, whatever its class, and that of each copy.
+
+    ``nn.Module.compile`` silently does nothing where the forward pass is torch's own, as that of nn.Sequential is.
+    """
+    # A copy of the model has a copy of what it is called with here.
+    model.forward = partial(torch.compile(_call), model.forward)
+
+
+def _call(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return forward(*arguments, **options)
 
 
 def _once_and_again(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:

@@ -151,8 +151,13 @@ def title_of(data: Any) -> str:
 
 
 def tell_of_compiling(since: float) -> None:
-    """Log how long the first step took, in which the model is compiled, since a time of ``time.perf_counter``."""
+    """Log how long the first step took, since a time of ``time.perf_counter``, and if it has compiled nothing."""
+    # Only now, as its import takes seconds.
+    from torch._dynamo.utils import counters
+
     logger.info("the first step, which compiles the model, took %.1f s", time.perf_counter() - since)
+    if not counters["stats"]["unique_graphs"]:
+        logger.warning("torch.compile has compiled nothing of this model: leave train.compile false")
 
 
 def tell_of_draws(trainer: Engine, config: Config) -> None:

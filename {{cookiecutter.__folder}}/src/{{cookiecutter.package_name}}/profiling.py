@@ -222,7 +222,7 @@ def verdict(shares: Sequence[Share], config: Config) -> str:
         name
         for name, wanted in (
             ("train.amp bf16", config.train.amp == "none" and idist.device().type != "cpu"),
-            ("train.compile true", not config.train.compile),
+            ("train.compile true", hardware.COMPILES and not config.train.compile),
             ("more processes", True),
         )
         if wanted

@@ -71,6 +71,8 @@ def resolve(config: Config) -> Config:
         raise UsageError(f"train.amp {config.train.amp} does not work here: choose {' or '.join(hardware.AMP)}")
     if config.train.activation_checkpointing and not hardware.COMPUTES_AGAIN:
         raise UsageError("train.activation_checkpointing does not work here: leave it false")
+    if config.train.compile and not hardware.COMPILES:
+        raise UsageError("train.compile does not work here: leave it false")
     return replace(config, distributed=replace(config.distributed, backend=backend, device=device))
 
 

@@ -17,6 +17,7 @@ RESERVED = ""  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = False  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16", "fp16")
 COMPUTES_AGAIN = True  # whether torch can compute activations once more on it instead of keeping them
+COMPILES = True  # whether torch.compile builds kernels for it
 SHOWS_DRAWS = True  # whether its generator tells that somebody has drawn
 
 

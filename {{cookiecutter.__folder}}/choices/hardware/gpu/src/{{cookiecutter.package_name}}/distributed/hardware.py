@@ -21,6 +21,7 @@ RESERVED = "gpus"  # what a scheduler reserves one of for each process
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16", "fp16")
 COMPUTES_AGAIN = True  # whether torch can compute activations once more on it instead of keeping them
+COMPILES = True  # whether torch.compile builds kernels for it
 MEMORY_EVENTS = 10**5  # the newest so many are kept for a look at the memory: each takes a kilobyte
 SHOWS_DRAWS = True  # whether its generator tells that somebody has drawn
 

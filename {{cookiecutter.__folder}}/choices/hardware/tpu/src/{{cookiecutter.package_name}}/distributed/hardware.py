@@ -20,6 +20,7 @@ if os.environ.get("PJRT_DEVICE") == "CPU":
 MAY_BE_MISSING = True  # whether it has to be looked for before a training starts
 AMP = ("none", "bf16")  # fp16 would need its losses scaled
 COMPUTES_AGAIN = False  # whether torch can compute activations once more on it instead of keeping them
+COMPILES = False  # whether torch.compile builds kernels for it: XLA compiles each step itself
 SHOWS_DRAWS = False  # whether its generator tells that somebody has drawn
 
 
