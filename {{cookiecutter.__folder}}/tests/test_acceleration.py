@@ -146,21 +146,25 @@ def kept_bytes(model: nn.Module, inputs: Tensor) -> tuple[int, list[Tensor]]:
     return sum(sizes), [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
-def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers() -> None:
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(
-                nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.5), nn.Linear(32, 8)) for _ in range(3)
-            )
+class Blocks(nn.Module):
+    """One block after the other, each added to what goes in."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = x + block(x)
-            return x
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers() -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.5), nn.Linear(32, 8))
 
     torch.manual_seed(1)
-    model, inputs = Blocks(), torch.randn(16, 8)
+    model, inputs = Blocks(block(), block(), block()), torch.randn(16, 8)
     plain, gradients = kept_bytes(model, inputs)
     model.zero_grad()
     fewer, same = kept_bytes(acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=True)), inputs)
@@ -170,18 +174,16 @@ def test_activations_of_blocks_are_computed_again_with_the_same_random_numbers()
         assert torch.equal(one, other)
 
 
-def with_and_without_checkpointing(create_block: Callable[[], nn.Module]) -> Iterator[list[Tensor]]:
+def with_and_without_checkpointing(
+    create_block: Callable[[], nn.Module], compiled: bool = False
+) -> Iterator[list[Tensor]]:
     """Yield the buffers and the gradients of two blocks after two steps that keep activations, and that compute them again."""
     for checkpointing in (False, True):
         torch.manual_seed(0)
-        model = nn.Module()
-        model.blocks = nn.ModuleList([create_block(), create_block()])
-        acceleration.accelerate(model, replace(SETTINGS, activation_checkpointing=checkpointing))
+        settings = replace(SETTINGS, activation_checkpointing=checkpointing, compile=compiled)
+        model = acceleration.accelerate(Blocks(create_block(), create_block()), settings)
         for _ in range(2):
-            x = 3 * torch.randn(16, 8)
-            for block in model.blocks:
-                x = block(x)
-            x.square().sum().backward()
+            model(3 * torch.randn(16, 8)).square().sum().backward()
         yield [*model.buffers(), *(weight.grad for weight in model.parameters() if weight.grad is not None)]
 
 
@@ -190,6 +192,29 @@ def test_what_is_computed_again_is_not_counted_again() -> None:
     assert len(plain) == len(again) == 14
     for one, other in zip(plain, again, strict=True):
         assert torch.equal(one, other)
+
+
+class Interrupted(nn.BatchNorm1d):
+    """Python has to look at a number, so that torch.compile cannot take the block as a whole."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 100:
+            x = x.clamp(max=100)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, Interrupted])
+def test_what_is_compiled_and_computed_again_is_not_counted_again(
+    norm: Callable[[int], nn.Module], graphs: list[object]
+) -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), norm(8))
+
+    plain, again = with_and_without_checkpointing(block, compiled=True)
+    assert graphs
+    assert len(plain) == len(again) == 14
+    for one, other in zip(plain, again, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_what_is_computed_again_starts_from_the_same_buffers() -> None:

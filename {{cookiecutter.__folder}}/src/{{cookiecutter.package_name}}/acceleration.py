@@ -36,9 +36,15 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
         model.register_forward_pre_hook(_channels_last_too)
     if learns and settings.activation_checkpointing:
         for block in blocks_of(model):
-            # What is compiled changes them once, and knows no such contexts.
-            contexts: Any = {} if settings.compile else {"context_fn": partial(_once_and_again, block)}
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, **contexts)
+            again: Callable[..., Any] = checkpoint
+            contexts: dict[str, Any] = {}
+            if any(True for _ in buffers_of(block)):
+                contexts["context_fn"] = partial(_once_and_again, block)
+                if settings.compile:
+                    # Within what is compiled, it would leave out the contexts, so it stands between two parts of that.
+                    _compile(block)
+                    again = torch.compiler.disable(checkpoint)
+            block.forward = partial(again, block.forward, use_reentrant=False, **contexts)
     if learns and settings.compile:
         if not any(map(shutil.which, (os.environ.get("CXX") or "", os.environ.get("CC") or "", *COMPILERS))):
             names = ", ".join(COMPILERS)
