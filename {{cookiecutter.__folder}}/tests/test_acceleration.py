@@ -116,9 +116,12 @@ def test_a_model_is_compiled_whatever_its_class_and_so_is_a_copy(
 
 
 def test_the_parts_of_a_model_are_compiled_where_the_task_calls_them(graphs: list[object]) -> None:
-    model = acceleration.accelerate(convolutions(), replace(SETTINGS, compile=True), calls_parts=True)
+    many = nn.ModuleList(nn.Linear(3 + number, 4 + number) for number in range(10))
+    model = nn.Module()
+    model.first, model.others = convolutions(), nn.ModuleDict({"one": nn.Linear(2, 3), "many": many})
+    acceleration.accelerate(model, replace(SETTINGS, compile=True), calls_parts=True)
     inputs = torch.randn(4, 3, 8, 8)
-    for number, part in enumerate(model.children(), 1):
+    for number, part in enumerate([model.first, model.others["one"], *many], 1):
         inputs = part(inputs)
         assert len(graphs) == number
 

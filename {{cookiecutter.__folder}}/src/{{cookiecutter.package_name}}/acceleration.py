@@ -20,6 +20,8 @@ from .errors import UsageError
 
 # What torch.compile has its kernels built with, or what starts them.
 COMPILERS = ("g++", "clang++", "gcc", "clang")
+# After so many for other shapes, modes or models, torch.compile takes what comes next as it is; its default is 8.
+RECOMPILATIONS = 256
 
 
 def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, calls_parts: bool = False) -> nn.Module:
@@ -49,7 +51,7 @@ def accelerate(model: nn.Module, settings: TrainConfig, learns: bool = True, cal
         if not any(map(shutil.which, (os.environ.get("CXX") or "", os.environ.get("CC") or "", *COMPILERS))):
             names = ", ".join(COMPILERS)
             raise UsageError(f"train.compile requires one of the compilers {names}: install it, or leave it false", 1)
-        for part in model.children() if calls_parts else (model,):
+        for part in _parts_of(model) if calls_parts else (model,):
             _compile(part)
     return model
 
@@ -59,12 +61,23 @@ def _compile(model: nn.Module) -> None:
 
     ``nn.Module.compile`` silently does nothing where the forward pass is torch's own, as that of nn.Sequential is.
     """
+    # It counts those of all models together, as they share what it compiles: equal ones are compiled once.
+    torch._dynamo.config.cache_size_limit = max(RECOMPILATIONS, torch._dynamo.config.cache_size_limit)
     # A copy of the model has a copy of what it is called with here.
     model.forward = partial(torch.compile(_call), model.forward)
 
 
 def _call(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return forward(*arguments, **options)
+
+
+def _parts_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts that a task can call: those in a list or a dictionary, which cannot be called itself, one by one."""
+    for part in model.children():
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            yield from _parts_of(part)
+        else:
+            yield part
 
 
 def _once_and_again(block: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
