@@ -120,6 +120,7 @@ def test_the_parts_of_a_model_are_compiled_where_the_task_calls_them(graphs: lis
     model = nn.Module()
     model.first, model.others = convolutions(), nn.ModuleDict({"one": nn.Linear(2, 3), "many": many})
     acceleration.accelerate(model, replace(SETTINGS, compile=True), calls_parts=True)
+    assert "forward" not in vars(model)
     inputs = torch.randn(4, 3, 8, 8)
     for number, part in enumerate([model.first, model.others["one"], *many], 1):
         inputs = part(inputs)
