@@ -223,6 +223,40 @@ def test_a_sample_that_is_none_is_refused_whatever_joins_the_samples(monkeypatch
         batches.Reader([1.0, None], 0).__getitems__(batches.Share(0, [0, 1]))
 
 
+class Dropping(task_data.WholePoints):  # type: ignore[misc, name-defined]
+    def __getitems__(self, indices: list[int]) -> Any:
+        return super().__getitems__([index for index in indices if index % 3])
+
+
+def test_a_batch_that_lacks_samples_is_refused_whoever_has_left_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "has 1 of its 2 samples, .* leave samples out in load of task/data.py, not in collate"
+    with pytest.raises(errors.SampleError, match=rf"a batch of Dropping {told}"):
+        read(Dropping(12, seed=0))
+
+    def collate(samples: list[Any]) -> Any:
+        return torch.utils.data.default_collate([sample for sample in samples if sample["y"] > 0])
+
+    monkeypatch.setattr(task_data, "collate", collate, raising=False)
+    with pytest.raises(errors.SampleError, match=rf"a batch of Points {told}"):
+        read(task_data.Points(12, seed=0))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (torch.zeros(4, 9), torch.zeros(4)),
+        [torch.zeros(8, 3), torch.zeros(8)],
+        {"words": torch.zeros(3, 4), "following": torch.zeros(3, 4)},
+        {"words": torch.zeros(3, 4), "lengths": torch.zeros(4)},
+        ([torch.zeros(3, 5, 6), torch.zeros(3, 7, 8)] * 2, torch.tensor(1.0)),
+        ["a", "b"],
+    ],
+    ids=["whole", "two views", "words first", "words first, and lengths", "many sizes", "no tensors"],
+)
+def test_a_batch_in_which_all_samples_may_be_is_taken(batch: Any) -> None:
+    batches.refuse_fewer(batch, 4, "any")
+
+
 def test_what_the_task_draws_for_a_batch_differs_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_data, "collate", lambda samples: float(torch.rand(())), raising=False)
     drawn = read(task_data.Points(12, seed=0))

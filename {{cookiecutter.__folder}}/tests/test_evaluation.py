@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -289,3 +290,10 @@ def test_a_metric_of_several_numbers_is_refused(trained: Run, tmp_path: Path, mo
 def test_small_numbers_keep_their_digits() -> None:
     values: list[Any] = [1.23456789e-8, torch.tensor(0.5), 3]
     assert [evaluation.one_number("any", value) for value in values] == [1.23457e-8, 0.5, 3.0]
+
+
+def test_many_numbers_are_refused_in_one_line() -> None:
+    said = r"the metric any is not one number but tensor\(\[\[0\., 0\.\], \[0\..{,70}: average it in objective\.py"
+    with pytest.raises(errors.UsageError) as refused:
+        evaluation.one_number("any", torch.zeros(50, 2))
+    assert re.fullmatch(said, str(refused.value))

@@ -6,7 +6,7 @@ import inspect
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
@@ -265,7 +265,8 @@ class Reader:
     draws depends on the seed, the epoch and the first sample of the batch.
 
     Raises:
-        SampleError: if a dataset without seeds draws numbers for a whole batch, or raises a UsageError itself.
+        SampleError: if a dataset without seeds draws numbers for a whole batch, or raises a UsageError itself, or if a batch lacks
+            samples.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -285,7 +286,9 @@ class Reader:
     def __getitems__(self, share: Share) -> Any:
         try:
             samples = self.read(share)
-            return self.join(samples, share) if isinstance(samples, list) else samples
+            batch = self.join(samples, share) if isinstance(samples, list) else samples
+            refuse_fewer(batch, len(share.indices), type(self.dataset).__name__)
+            return batch
         except UsageError as error:
             raise SampleError(str(error)) from None
 
@@ -319,7 +322,7 @@ class Reader:
         """Return a batch of the samples.
 
         Raises:
-            UsageError: if they make none, or one of fewer samples than were asked for.
+            UsageError: if they make none.
         """
         if any(sample is None for sample in samples):
             raise UsageError(
@@ -366,6 +369,38 @@ class Reader:
             seed_samples(seed)
             samples += self.fetch([index])
         return samples
+
+
+def refuse_fewer(batch: Any, wanted: int, dataset: str) -> None:
+    """Refuse a batch that lacks samples: a mean over it would count for as many as over the batches of other processes.
+
+    How many it has is what all of its tensors agree on; where they do not, as in a list of samples of many sizes, nobody can tell.
+
+    Raises:
+        UsageError: if it has fewer than ``wanted``.
+    """
+    lengths: set[int] = set()
+    second: set[tuple[int, ...]] = set()
+    parts = [batch]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Tensor) and part.dim():
+            if (length := len(part)) == wanted:
+                return
+            lengths.add(length)
+            second.add(tuple(part.shape[1:2]))
+        elif isinstance(part, Mapping):
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            if len(part) == wanted:
+                return
+            parts += part
+    # In a sequence of words, the samples may come second.
+    if len(lengths) == 1 and max(lengths) < wanted and second != {(wanted,)}:
+        raise UsageError(
+            f"a batch of {dataset} has {max(lengths)} of its {wanted} samples, so that the batches of the processes would differ in size: "
+            "leave samples out in load of task/data.py, not in collate, and let the first dimension of each tensor count them"
+        )
 
 
 def _as_it_is(batch: Any) -> Any:

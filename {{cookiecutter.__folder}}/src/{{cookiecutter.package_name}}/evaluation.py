@@ -262,4 +262,7 @@ def one_number(name: str, value: Any) -> float:
     try:
         return significant(float(value))
     except (TypeError, ValueError, RuntimeError):
-        raise UsageError(f"the metric {name} is not one number but {value}: average it in objective.py", 1) from None
+        found = " ".join(str(value).split())
+        raise UsageError(
+            f"the metric {name} is not one number but {found:.80}: average it in objective.py", 1
+        ) from None
