@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from laps import in_turns
 from my_ddl_project.config import to_options
-from page import fill
-from throughput import CASES, PROCESSES, RESULTS, Case, rendered
+from page import RESULTS, fill
+from throughput import CASES, PROCESSES, Case, rendered
 
 COMPUTE, OVERHEAD, EXCHANGE = (
     "compute-bound: CNN, 32x32",

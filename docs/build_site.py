@@ -36,15 +36,14 @@ LINK = re.compile(r"\]\((?![a-z]+:|#)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 NAVIGATION = {
     "Quick start": ["index.md"],
     "Choose": ["choose.md"],
-    "Your own work": ["project/your-own-task.md", "project/sweeps.md", "settings.md", "project/readme.md"],
+    "Your own work": ["project/how-do-i.md", "project/your-own-task.md", "settings.md", "project/readme.md"],
     "Launchers": ["launchers/*"],
     "Backends": ["backends/*"],
     "Many nodes": ["project/many-nodes.md"],
     "Correctness": ["correctness.md"],
     "Faults": ["faults.md"],
-    "Speed and scaling": ["project/speed.md", "benchmarks.md", "results/*"],
+    "Speed": ["benchmarks.md", "results/*"],
     "Trackers": ["trackers.md"],
-    "Updating": ["project/updating.md"],
     "What ignite does for you": ["ignite.md"],
     "Compared with others": ["compare.md"],
     "Support": ["support-matrix.md", "versions.md"],
@@ -54,16 +53,16 @@ NAVIGATION = {
     "More": ["*"],
 }
 
-# What no page of the repository says, as it concerns what is put together here.
-CHOOSER = "\n\n**[Choose in your browser](docs/chooser.html)**, and read what would be rendered.\n"
+# Texts that only the site has.
+CHOOSER = "\n\n**[Choose in your browser](docs/chooser.html)**, and read the files before you render them.\n"
 TRACKERS = """# Trackers
 
-A project tells one of these of every training: answer the question `tracker`, or add it later by
-`nox -s update -- tracker=wandb`. [Any other](docs/your-own-task.md#a-tracker-of-your-own) is one class.
+Choose one of these to log every run to it: answer the question `tracker`, or add it later with
+`nox -s update -- tracker=wandb`. Any other is one class in `runtime/report/tracker.py`.
 """
 SETTINGS = """# Settings
 
-In `configs/default.yaml` of a project, or on the command line: `--optim.lr 0.01`. Those of the task, such as
+Set them in `configs/default.yaml` of a project or on the command line: `--optim.lr 0.01`. Settings of the task, such as
 `--task.width`, are in `task/settings.py`.
 """
 
@@ -112,7 +111,7 @@ def own_pages() -> Iterator[tuple[str, Page]]:
     for file in (file for pattern in patterns for file in sorted(ROOT.glob(pattern))):
         path, text = file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
         if path == "README.md":
-            sections = r"^#(?=# Choose$|# Change the template$)"
+            sections = r"^#(?=# Choose$|# What a project can do$)"
             before, choose, after = re.split(sections, text, flags=re.MULTILINE)
             if (ROOT / "docs/chooser.html").exists():
                 choose = choose.replace("\n", CHOOSER, 1)

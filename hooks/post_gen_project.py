@@ -29,10 +29,10 @@ def answer(question: str) -> str:
 
 
 def names(question: str) -> list[str]:
-    """Return the name of the answer's folder, after that of the base that it shares with others, if there is one."""
+    """Return the name of the answer's folder, after those of the bases that it shares with other answers."""
     chosen = answer(question)
-    base = ANSWERS["_bases"].get(question, {}).get(chosen)
-    return [chosen] if base is None else [base, chosen]
+    bases = ANSWERS["_bases"].get(question, {}).get(chosen, [])
+    return [*([bases] if isinstance(bases, str) else bases), chosen]
 
 
 def chosen_folders() -> Iterator[Path]:
@@ -40,11 +40,15 @@ def chosen_folders() -> Iterator[Path]:
     questions = sorted(folder.name for folder in CHOICES.iterdir())
     for question in sorted(questions, key=lambda question: question == TRANSLATED):
         for name in names(question):
-            folder = CHOICES / question / name
-            yield folder
-            yield from (
-                pair for pair in sorted(folder.glob("with/*/*")) if pair.name in names(pair.parent.name)
-            )
+            yield from with_others(CHOICES / question / name)
+
+
+def with_others(folder: Path) -> Iterator[Path]:
+    """Yield the folder of an answer, and those inside it of the answers that were given to other questions."""
+    yield folder
+    for pair in sorted(folder.glob("with/*/*")):
+        if pair.name in names(pair.parent.name):
+            yield from with_others(pair)
 
 
 def rendered(page: Path) -> str:
@@ -67,7 +71,8 @@ def rendered(page: Path) -> str:
 def lay(folder: Path, laid: set[Path], translates: bool) -> None:
     """Move the files of one folder to where they belong in the project, and add these to ``laid``.
 
-    A file of an earlier project is replaced: whoever bakes over one has asked for that (--overwrite-if-exists).
+    A file of every project may be replaced, such as step.py by a task. So is one of an earlier project: whoever bakes over
+    it has asked for that (--overwrite-if-exists).
     """
     for source in sorted(folder.rglob("*")):
         path = source.relative_to(folder)

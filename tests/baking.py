@@ -75,6 +75,10 @@ FULL: dict[str, Any] = {
     "use_docker": True,
     "use_github_actions": True,
     "use_notebook": True,
+    "use_studies": True,
+    "use_strategies": True,
+    "use_diagnosis": True,
+    "use_export": True,
 }
 BARE: dict[str, Any] = {
     "project_name": "-".join(["long"] * 40),
@@ -85,7 +89,6 @@ BARE: dict[str, Any] = {
     "use_docker": False,
     "use_github_actions": False,
     "use_notebook": False,
-    "language": "ko",
 }
 SHORT = {"project_name": "x", "package_name": "x", "description": "", "author_name": "x"}
 

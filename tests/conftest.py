@@ -40,16 +40,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)  # when those that are not asked for are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each of two workers begin with the longest tests: the second one begins in the middle.
-
-    A worker does not give away the test that comes next, which must not be another long one on the first.
-    """
-    longest = [item for item in items if item.get_closest_marker("longest")]
-    others = [item for item in items if item not in longest]
-    middle = len(items) // 2 - 1
-    items[:] = [*longest[:1], *others[:middle], *longest[1:], *others[middle:]]
+    """Mark tests that bake every target: continuous integration leaves them to ``nox``."""
+    for item in items:
+        if {"projects", "full", "bare"} & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("wide")
 
 
 Bake = Callable[..., BakedProject]
@@ -155,7 +150,7 @@ def projects(
     bake: Bake, full: dict[Target, BakedProject], bare: dict[Target, BakedProject]
 ) -> list[BakedProject]:
     """Every target with all files and with the fewest, and every pair of answers to the other questions."""
-    questions = ("task", "tracker", "license", "language")
+    questions = ("task", "tracker", "license")
     others: dict[str, list[Any]] = {name: QUESTIONS[name] for name in questions}
     others |= {name: [True, False] for name in ("use_docker", "use_github_actions", "use_notebook")}
     mixed = [

@@ -29,10 +29,9 @@ def main() -> None:
     """Compare and print."""
     # Loaded by name, as this file is also read where there is no torch.
     torch: Any = importlib.import_module("torch")
-    np: Any = importlib.import_module("numpy")
     package, run_dir = sys.argv[1], Path(sys.argv[2])
     config = importlib.import_module(f"{package}.config")
-    batches = importlib.import_module(f"{package}.batches")
+    sampling = importlib.import_module(f"{package}.runtime.data")
     task_data = importlib.import_module(f"{package}.task.data")
     task_model = importlib.import_module(f"{package}.task.model")
 
@@ -42,13 +41,12 @@ def main() -> None:
     torch.manual_seed(0)
     model = task_model.create_model(settings, data)
     optimizer = torch.optim.SGD(model.parameters(), LR, momentum=0.9, nesterov=True)
-    steps_per_epoch = len(data.train) // BATCH_SIZE
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = LR / 2 * (1 + math.cos(math.pi * step / STEPS))
-        epoch, place = divmod(step, steps_per_epoch)
-        order = batches.samples_at(np.arange(len(data.train)), len(data.train), 0, epoch).tolist()
-        images, labels = data.train.__getitems__(order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE], None)
+        batches = sampling.TrainBatches(len(data.train), BATCH_SIZE, 0, 1, 0)
+        batches.start_at(step)
+        images, labels = data.train.__getitems__(next(iter(batches)).indices, None)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()

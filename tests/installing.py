@@ -23,9 +23,6 @@ CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 FACILITIES = ROOT / "tests" / "facilities"
 INSTALL_LIMIT_S = 900
 COMMAND_LIMIT_S = 600
-# The tests of a project that another backend or starter is most likely to fail, though it trains, resumes and evaluates as it
-# should: clipping, accumulating, metrics with ranks that have no batch, a kill in mid-epoch, a profile. All run once a week.
-EXCHANGE = "clipped or 4-4 or (2-0 and ddp) or ranks or profile_of_two"
 
 
 @dataclass(frozen=True)

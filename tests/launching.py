@@ -181,7 +181,7 @@ def worker_on(node: str) -> int | None:
     for pid, line in cluster.commands(node).items():
         words = line.split()
         # The program of a manifest, or the module of the other launchers.
-        starts_others = "torchrun" in " ".join(words[:2]) or "torch.distributed.run" in words
+        starts_others = "torchrun" in " ".join(words[:2]) or any(word.endswith(".agent") for word in words)
         if "train" in words and "python" in words[0] and not starts_others:
             return pid
     return None

@@ -1,4 +1,4 @@
-"""A new launcher, a new backend, a new task: one folder and one row each, and nothing else of the template changes."""
+"""A new launcher, backend, task, tracker or pack is one folder and one row; nothing else of the template changes."""
 
 import dataclasses
 import json
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from baking import ROOT, BakedProject, Target
-from conftest import Bake
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from installing import Installed, Installer
 from launching import train
@@ -70,28 +69,28 @@ def installed(template: Template, tmp_path: Path, install: Installer) -> Callabl
         )
         return BakedProject(Path(path), {"package_name": "my_ddl_project"})
 
-    def installed(target: Target, **answers: str) -> Installed:
+    def installed(target: Target, **answers: Any) -> Installed:
         return install.with_bake(bake)(target, tmp_path / "installed", **answers)
 
     return installed
 
 
-def check(project: Installed, target: Target, *tests: str) -> dict[str, Any]:
-    """The project is typed and trains with two processes, and so do ``tests``, those of its own that what was added may
-    break. Return the training's summary."""
+def check(project: Installed, target: Target) -> dict[str, Any]:
+    """Check types, a run of two processes, and that one process learns the same; return the summary of the run."""
     project.succeed("ruff", "check")
-    project.succeed("mypy")
+    project.succeed("mypy", f"src/{project.package}/runtime")
     train(project, target, "--train.epochs", "4")
     summary = project.read_json("runs/default/summary.json")
     assert (summary["world_size"], summary["weights_difference"]) == (2, 0.0)
-    print(project.succeed("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests))
+    quietly = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_training.py"]
+    print(project.succeed(*quietly, "-k", "one_learns or clipping"))
     return summary
 
 
 def test_a_launcher_is_a_folder_and_a_row(template: Template, installed: Callable[..., Installed]) -> None:
     files: dict[str, Path | str] = {
-        f"{PACKAGE}/distributed/launcher.py": PIECES / "launcher.py",
-        "docs/nice.md": "# nice\n\nStarts torchrun at a low priority.\n\n## Exit codes\n\nThey are torchrun's.\n",
+        f"{PACKAGE}/runtime/process/launcher.py": PIECES / "launcher.py",
+        "docs/nice.md": "# nice\n\nStarts torchrun at a low priority.\n",
         "parts/train.md": "The processes run at a low priority.\n",
     }
     template.folder("launcher/nice", files)
@@ -100,60 +99,104 @@ def test_a_launcher_is_a_folder_and_a_row(template: Template, installed: Callabl
         context["launcher"].append("nice")
         context["__prompts__"]["launcher"]["nice"] = "nice: torchrun at a low priority"
         context["_support"]["gloo"]["launchers"].append("nice")
-        context["_cluster_launchers"].append("nice")
 
     template.row(row)
     target = Target("cpu", "gloo", "nice")
     project = installed(target)
     said = project.succeed("scripts/train.sh", "--dry-run")
-    assert said.split()[:3] == ["env", "OMP_NUM_THREADS=1", "nice"]
-    assert check(project, target, "-k", "two_processes_learn")["launcher"] == "nice"
+    assert said.split()[:4] == ["env", "OMP_NUM_THREADS=1", "nice", "torchrun"]
+    assert check(project, target)["launcher"] == "nice"
 
 
 def test_a_backend_is_a_folder_and_a_row(template: Template, installed: Callable[..., Installed]) -> None:
     files: dict[str, Path | str] = {
-        f"{PACKAGE}/distributed/{name}.py": PIECES / f"{name}.py" for name in ("backend", "transport")
+        f"{PACKAGE}/runtime/process/{name}.py": PIECES / f"{name}.py" for name in ("backend", "exchange")
     }
     template.folder("backend/byhand", {**files, "docs/byhand.md": "# byhand\n\nNeeds nothing but torch.\n"})
 
     def row(context: dict[str, Any]) -> None:
         context["backend"].append("byhand")
         context["__prompts__"]["backend"]["byhand"] = "byhand: an all-reduce in each step"
+        # Which has the local.py of the backends that torch's spawn starts.
+        context["_bases"]["backend"]["byhand"] = "spawned"
         context["_support"]["byhand"] = {"hardware": ["cpu"], "launchers": ["torchrun"], "refused": {}}
         context["_requirements"]["backend"]["byhand"] = ["torch>=2.6,<3"]
 
     template.row(row)
     target = Target("cpu", "byhand", "torchrun")
-    assert check(installed(target), target, "-k", "clipped or 4-4 or ranks")["backend"] == "byhand"
+    assert check(installed(target), target)["backend"] == "byhand"
 
 
-def test_a_task_is_a_folder_and_a_row(
-    template: Template, installed: Callable[..., Installed], bake: Bake
+TRACKER = """\
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Tracker:
+    \"""Called by tracking.py.\"""
+
+    def __init__(self, run_dir: Path, settings: dict[str, Any], step: int, run_id: str, resumes: bool) -> None:
+        self.run_id = run_id
+        self.file = (run_dir / "tracked.csv").open("a")
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        \"""Write a line for each number.\"""
+        self.file.writelines(f"{step},{name},{value}\\n" for name, value in numbers.items())
+
+    def finish(self, picture: Path, checkpoint: Path | None) -> None:
+        \"""Keep nothing.\"""
+
+    def close(self) -> None:
+        \"""Close the file.\"""
+        self.file.close()
+"""
+PACK = """\
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ...config import Config
+from ...runtime import Command
+
+
+def hello(config: Config, options: dict[str, Any]) -> int:
+    \"""Print a setting, without importing torch.\"""
+    print(config.optim.lr * options["times"], "torch" in sys.modules)
+    return 0
+
+
+COMMANDS = {"hello": Command("Say hello.", "packs.greeting:hello", {"--times": {"type": int, "default": 2}})}
+"""
+
+
+def test_a_task_a_tracker_and_a_pack_are_a_folder_and_a_row_each(
+    template: Template, installed: Callable[..., Installed]
 ) -> None:
-    (project,) = ROOT.glob("{{*}}")
-    small = project / "tests" / "small" / "task"
-    names = ("settings.py", "data.py", "model.py", "objective.py")
-    files: dict[str, Path | str] = {f"{PACKAGE}/task/{name}": small / name for name in names}
-    ours = bake()
-    common = ours.read("configs/default.yaml")
-    task = common[common.index("task:") : common.index("optim:")]
-    settings = (
-        "task:\n  dataset: single\n  train_size: 1024\n  val_size: 300\n  width: 16\n"
-        "  noise: 0.0\n  dropout: 0.0\n  batch_norm: false\n  requires: math\n"
-    )
-    files |= {
-        "configs/default.yaml": common.replace(task, settings),
-        "parts/data.md": "The data are points of a smooth function.\n",
-        "tests/test_task.py": "def test_nothing() -> None:\n    pass\n",
-    }
-    template.folder("task/points", files)
+    (project,) = template.path.glob("{{*}}")
+    shutil.copytree(project / "choices/task/minimal", project / "choices/task/points")
+    template.folder("tracker/csv", {f"{PACKAGE}/runtime/report/tracker.py": TRACKER})
+    template.folder("use_greeting/true", {f"{PACKAGE}/packs/greeting/__init__.py": PACK})
 
     def row(context: dict[str, Any]) -> None:
         context["task"].append("points")
         context["__prompts__"]["task"]["points"] = "Points of a smooth function"
+        context["tracker"].append("csv")
+        context["__prompts__"]["tracker"]["csv"] = "A CSV file"
+        context["_bases"]["tracker"]["csv"] = "threaded"
+        context["_requirements"]["tracker"]["csv"] = []
+        context["use_greeting"] = False
+        context["__prompts__"]["use_greeting"] = "Add the pack greeting?"
 
     template.row(row)
     target = Target("cpu", "gloo", "torchrun")
-    # The smaller the error, the better.
-    summary = check(installed(target, task="points"), target, "tests/test_task.py", "tests/test_commands.py")
+    made = installed(target, task="points", tracker="csv", use_greeting=True)
+    summary = check(made, target)
     assert summary["val_error"] < 0.5
+    tracked = (made.path / "runs/default/tracked.csv").read_text().splitlines()
+    losses = [float(line.split(",")[2]) for line in tracked if ",eval/val_loss," in line]
+    records = (made.path / "runs/default/metrics.jsonl").read_text().splitlines()
+    assert losses == [json.loads(line)["val_loss"] for line in records] != []
+    assert made.succeed("python3", "-m", made.package, "hello", "--times", "3").split() == ["0.03", "False"]

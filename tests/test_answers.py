@@ -210,25 +210,16 @@ def test_cruft_creates_checks_and_sees_no_difference(
     assert shell("cruft", "diff", "--exit-code", cwd=project).returncode == 1
 
 
-# A version without docs/speed.md.
-OLDER = "f5f07c2"
-
-
 @pytest.fixture
 def older_and_newer(tmp_path: Path, environment: dict[str, str]) -> tuple[Path, str]:
     """A repository with an older version of the template and this one, and the commit of the older one."""
     repository = tmp_path / "ddl-template.git"
     repository.mkdir()
-    archive = tmp_path / "older.tar"
-    if run("git", "archive", "-o", archive, OLDER, cwd=ROOT).returncode == 0:
-        assert run("tar", "-xf", archive, cwd=repository).returncode == 0
-    else:
-        # A copy without history: an older version is made up.
-        copy_template(repository)
-        (project,) = repository.glob("{{*}}")
-        for path in (project / "README.md", *project.glob("src/*/training.py")):
-            path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-3]))
-        (project / "docs/speed.md").unlink()
+    copy_template(repository)
+    (project,) = repository.glob("{{*}}")
+    for path in (project / "README.md", *project.glob("src/*/train.py")):
+        path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-3]))
+    (project / "docs/how-do-i.md").unlink()
     git(repository, environment, "init", "-q", "-b", "main")
     older = commit_all(repository, environment)
     for path in [repository / "hooks", *repository.glob("{{*}}")]:
@@ -252,8 +243,8 @@ def test_an_update_to_a_newer_template_keeps_what_the_user_has_edited(
     done = shell("cruft", "create", "--no-input", "--checkout", older, repository)
     assert done.returncode == 0, done.stdout + done.stderr
     project = tmp_path / "my-ddl-project"
-    assert not (project / "docs/speed.md").exists()
-    # First as it was rendered, as docs/updating.md says: git can merge what stands next to a change of ours.
+    assert not (project / "docs/how-do-i.md").exists()
+    # First as it was rendered, as docs/how-do-i.md says: git can merge what stands next to a change of ours.
     git(project, environment, "init", "-q")
     commit_all(project, environment)
     edit(project / "configs/default.yaml", "batch_size: 64", "batch_size: 32")
@@ -265,7 +256,7 @@ def test_an_update_to_a_newer_template_keeps_what_the_user_has_edited(
     assert "batch_size: 32" in (project / "configs/default.yaml").read_text()
     assert "Measured on our own images.\n" in (project / "README.md").read_text()
     assert (project / "src/my_ddl_project/mine.py").read_text() == "MINE = True\n"
-    assert (project / "docs/speed.md").is_file()
+    assert (project / "docs/how-do-i.md").is_file()
     assert not git(project, environment, "diff", "--name-only", "--diff-filter=U"), "conflicts"
     assert not list(project.rglob("*.rej"))
     assert shell("cruft", "check", cwd=project).returncode == 0
@@ -399,7 +390,7 @@ def test_a_project_becomes_another_target_and_comes_back_with_its_edits(
     def edit_as_a_user(project: Path) -> None:
         package = project / "src/my_ddl_project"
         edit(project / "README.md", "# My DDL Project\n", "# My DDL Project\n\nMeasured on our own images.\n")
-        edit(package / "training.py", '"""One whole training, top down;', '"""Our training, top down;')
+        edit(package / "train.py", '"""A training run, top down.', '"""Our run, top down.')
         edit(package / "task/objective.py", 'SCORE = "accuracy"', 'SCORE = "loss"')
         (package / "task/mine.py").write_text("MINE = True\n")
 
@@ -489,7 +480,7 @@ def test_an_update_that_cannot_be_is_refused_in_one_sentence_and_changes_nothing
     assert refused("launcher=slurm").startswith("No git repository holds this project: git init")
     (project / VERSION).unlink()
     assert refused("launcher=slurm").startswith(
-        f"There is no {VERSION}, which names the template: docs/updating.md"
+        f"There is no {VERSION}, which names the template: docs/how-do-i.md"
     )
 
 
@@ -503,9 +494,9 @@ def test_the_files_with_conflicts_are_named_and_the_update_can_be_taken_back(
     edited: str,
 ) -> None:
     project = committed(shell, template_repository, environment, tmp_path)
-    launcher = project / "src/my_ddl_project/distributed/launcher.py"
+    launcher = project / "src/my_ddl_project/runtime/process/launcher.py"
     edit(launcher, 'NAME = "torchrun"', 'NAME = "mine"')
-    conflicts = ["src/my_ddl_project/distributed/launcher.py"]
+    conflicts = ["src/my_ddl_project/runtime/process/launcher.py"]
     if edited != "one file":
         with (project / "docs/torchrun.md").open("a") as page:
             page.write("Ours starts by itself.\n")
@@ -519,7 +510,7 @@ def test_the_files_with_conflicts_are_named_and_the_update_can_be_taken_back(
     (sentence,) = ABORTED.findall(done.stderr)
     assert (
         sentence
-        == f"Updated, but your edits conflict in {', '.join(conflicts)}: docs/updating.md says what to do"
+        == f"Updated, but your edits conflict in {', '.join(conflicts)}: docs/how-do-i.md shows how to resolve them"
     )
     # As the page says, in its table.
     if edited == "one file":
@@ -541,7 +532,7 @@ def test_a_project_without_its_version_gets_it_by_the_command_of_its_page(
     project = committed(shell, template_repository, environment, tmp_path)
     version = version_of(project)
     (project / VERSION).unlink()
-    (command,) = re.findall(r"^cruft (link .+)$", (project / "docs/updating.md").read_text(), re.MULTILINE)
+    (command,) = re.findall(r"^cruft (link .+)$", (project / "docs/how-do-i.md").read_text(), re.MULTILINE)
     _, url, _, tag, *options = command.split()
     assert tag == f"v{CONTEXT['_template_version']}" and url.endswith(
         CONTEXT["_template_source"].removeprefix("gh:")

@@ -1,6 +1,6 @@
-"""What takes too long for every change: faults at random, every signal at every moment, 20,000 steps.
+"""Too long for every change: random faults, every signal at every moment, 20,000 steps.
 
-``nox -s chaos -- HOURS``: so long for the faults (default: half an hour), and half an hour for the others.
+``nox -s chaos -- HOURS`` spends HOURS on random faults (default: half an hour), and half an hour on the others.
 """
 
 import itertools
@@ -31,13 +31,13 @@ SETTINGS = [
     *("--train.log_every", "2", "--train.save_every", "4 steps", "--train.evaluate_every", "11 steps"),
     *("--distributed.timeout_s", "15"),
 ]
-# A training is left alone after so many faults, so that it ends; a moment of a fault lies within so many seconds.
+# A run ends undisturbed after so many faults; each strikes within so many seconds of a start.
 FAULTS_OF_A_TRAINING = 8
 LATEST_S = 12.0
 
 
 class Life:
-    """A training under one launcher that is started again after every fault."""
+    """A run that one launcher starts again after every fault."""
 
     def __init__(self, project: Installed, launcher: str, run: Path, workers: int) -> None:
         self.project, self.launcher, self.run = project, launcher, run
@@ -46,7 +46,7 @@ class Life:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the training, or resume it."""
+        """Start or resume the run."""
         if self.launcher == "slurm":
             size = {"NNODES": "1", "NPROC_PER_NODE": "2"}
             self.job = submit(
@@ -65,7 +65,7 @@ class Life:
             )
 
     def has_ended(self) -> bool:
-        """Tell whether what was started has ended, and all that it had started."""
+        """Return whether the command and all its processes have ended."""
         if self.launcher == "slurm":
             ended = job_state(self.job)["JobState"] in ENDED
         else:
@@ -74,10 +74,10 @@ class Life:
         return ended and not self.pids()
 
     def pids(self) -> list[int]:
-        """Return the processes of the training: all that have inherited its mark."""
+        """Return the processes of the run: all that inherited its variable."""
         mark, found = f"CHAOS_RUN={self.run}".encode(), []
         for folder in Path("/proc").glob("[0-9]*"):
-            # A process may end while it is looked at, and one that has ended may not have been told of.
+            # It may end meanwhile, and a zombie has no command line.
             with suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0") and cluster.command_line(
                     int(folder.name)
@@ -86,7 +86,7 @@ class Life:
         return found
 
     def kill(self, number: signal.Signals) -> None:
-        """Send a signal to what the user has started."""
+        """Send a signal to the command of the user."""
         if self.launcher == "slurm":
             name = "KILL" if number == signal.SIGKILL else "TERM"
             cluster.slurm("scancel", f"--signal={name}", *(["--full"] if name == "KILL" else []), self.job)
@@ -95,31 +95,31 @@ class Life:
 
 
 def stop(life: Life, choose: random.Random) -> None:
-    """One of the signals after which a checkpoint is saved."""
+    """A stop signal, which saves a checkpoint."""
     life.kill(choose.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
 
 
 def kill_all(life: Life, choose: random.Random) -> None:
-    """As a machine that loses its power."""
+    """A power cut."""
     life.kill(signal.SIGKILL)
     for pid in life.pids():
         end(pid)
 
 
 def kill_one(life: Life, choose: random.Random) -> None:
-    """A rank, a loader process or the launcher: whichever it is."""
+    """Kill a rank, a DataLoader worker or the launcher."""
     if pids := life.pids():
         end(choose.choice(pids))
 
 
 def hang_one(life: Life, choose: random.Random) -> None:
-    """A process that hangs until the others have given up: a rank, and not torchrun itself, which has the rank 0."""
+    """Stop a rank, not torchrun itself, until the others time out."""
 
     def is_rank(pid: int) -> bool:
         if life.launcher == "spawn":
             return "--multiprocessing-fork" in cluster.command_line(pid)
         marked = b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        # A loader process that is stopped can see no more that its training ends.
+        # A stopped DataLoader worker would not see that its rank ends.
         return marked and "multiprocessing" not in cluster.command_line(pid)
 
     ranks = []
@@ -131,11 +131,11 @@ def hang_one(life: Life, choose: random.Random) -> None:
 
 
 def damage_newest(life: Life, choose: random.Random) -> None:
-    """A bit flips, or the end is missing, while the training does not run."""
+    """Kill the run, then flip a bit of its newest checkpoint or cut it."""
     kill_all(life, choose)
     wait_for(life.has_ended, "every process to end", 60)
     files = sorted((life.run / "checkpoints").glob("last_*.pt"), key=lambda file: file.stat().st_mtime)
-    # The one before is what is left then.
+    # The one before it is left.
     if len(files) > 1:
         content = bytearray(files[-1].read_bytes())
         place = choose.randrange(len(content))
@@ -154,10 +154,10 @@ def end(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def steps_lost(run: Path, newest_is_damaged: bool) -> int:
-    """How far the records of a training that has ended go beyond what it resumes from."""
+    """Return the number of recorded steps after the checkpoint that the run resumes from."""
     records = run / "steps.jsonl"
     lines = records.read_text().splitlines() if records.exists() else []
-    # The last one may be half written.
+    # The last line may be incomplete.
     done = max(
         (int(found[1]) for line in lines if (found := re.search(r'"iteration": (\d+)', line))), default=0
     )
@@ -167,7 +167,7 @@ def steps_lost(run: Path, newest_is_damaged: bool) -> int:
 
 
 def result(project: Installed, run: Path) -> tuple[Any, ...]:
-    """What a training has learned and recorded: the weights bit by bit, all records but for the speed."""
+    """Return the weights, bit by bit, and all records without times."""
     newest = max((run / "checkpoints").glob("last_*.pt"), key=lambda file: int(file.stem.split("_")[1]))
     records = [lines_without_speed(run / name) for name in ("metrics.jsonl", "steps.jsonl")]
     return newest.name, project.succeed("python3", "-c", BYTES, str(newest)), records
@@ -196,7 +196,7 @@ def test_no_fault_changes_what_is_learned(
         expected[launcher] = result(life.project, life.run)
     assert len({str(one) for one in expected.values()}) == 1
     deadline = time.monotonic() + HOURS * 3600
-    # Of each fault: seconds until every process has ended, and steps that the next start has to take again.
+    # Of each fault: seconds until every process has ended, and repeated steps.
     costs: dict[str, list[tuple[float, int]]] = {}
     number = 0
     while time.monotonic() < deadline:
@@ -232,7 +232,7 @@ def test_no_fault_changes_what_is_learned(
 
 @pytest.mark.chaos
 def test_memory_and_open_files_stay_level_over_20_000_steps(install: Installer, tmp_path: Path) -> None:
-    """Of every process, loader processes too, from the first thousand steps on."""
+    """In every process, DataLoader workers included, after the first thousand steps."""
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     life = Life(project, "torchrun", tmp_path / "run", workers=1)
     life.settings = [
@@ -259,7 +259,7 @@ def test_memory_and_open_files_stay_level_over_20_000_steps(install: Installer, 
                 seen.setdefault(pid, []).append((step / 10_000, resident / 1e6, files))
     assert (life.run / "summary.json").exists(), life.run.with_suffix(".log").read_text()[-2000:]
     lasting = {pid: samples for pid, samples in seen.items() if len(samples) > 50}
-    # The launcher, and for each of two ranks itself, what its loader process is copied from, and that one.
+    # The launcher, and of both ranks: itself, the fork server and a DataLoader worker.
     assert len(lasting) >= 7
     for pid, samples in lasting.items():
         at, memory = [sample[0] for sample in samples], [sample[1] for sample in samples]
@@ -283,13 +283,13 @@ def slope_of(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return slope, (rest / sum((a - mean) ** 2 for a in x)) ** 0.5
 
 
-# Loaded in every process: rank 0 writes MOMENT_FILE when it comes to the MOMENT for the first time, and stays there a while.
+# Loaded in every process. At the first MOMENT, rank 0 writes MOMENT_FILE and waits.
 MOMENTS = """
 import contextlib, os, sys, time
 from pathlib import Path
 import ignite.distributed as idist
 from ignite.engine import Events
-training, storage = (sys.modules[f"{package}.{{name}}"] for name in ("training", "storage"))
+training, storage = (sys.modules[f"{package}.{{name}}"] for name in ("train", "runtime.state.checkpoints"))
 create_trainer, evaluate, replacing = training.create_trainer, training.evaluate, storage.replacing
 def pause(moment):
     file = Path(os.environ["MOMENT_FILE"])
@@ -325,13 +325,13 @@ def test_every_signal_at_every_moment_ends_in_a_checkpoint(
     project = install(Target("cpu", backend, launcher), tmp_path)
     package = project.path / "src" / project.package
     (package / "moments.py").write_text(MOMENTS.format(package=project.package))
-    training = package / "training.py"
+    training = package / "train.py"
     training.write_text(training.read_text() + "\n\nfrom . import moments\n")
     stops = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     moments = ["start", "step", "evaluation", "saving"]
     for number, moment, workers in itertools.product(stops, moments, [0, 1, 2]):
         if launcher == "slurm" and moment == "start" and number != signal.SIGUSR1:
-            # scancel sends it to each rank itself, which ends at once: before the first step there is nothing to save.
+            # scancel signals each rank, which ends at once: nothing to save yet.
             continue
         case = f"{number.name}-{moment}-{workers}"
         run, reached = tmp_path / case, tmp_path / f"{case}.reached"
@@ -342,7 +342,7 @@ def test_every_signal_at_every_moment_ends_in_a_checkpoint(
         life.start()
         wait_for(reached.exists, f"{case} to begin")
         if launcher == "slurm":
-            # To every process of the job's steps; the job queues again after 85.
+            # To every process of the job; exit code 85 requeues it.
             cluster.slurm("scancel", f"--signal={number.name.removeprefix('SIG')}", life.job)
             wait_for(lambda: int(job_state(life.job)["Restarts"]) == 1, f"{case} to stop")  # noqa: B023
             cluster.slurm("scancel", life.job)

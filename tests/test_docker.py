@@ -1,4 +1,4 @@
-"""The images of projects, built as their Dockerfiles say and run as their README.md says, by podman and without a network."""
+"""Images of projects, built and run with the commands of their README.md, by podman and without a network."""
 
 import json
 import re
@@ -16,13 +16,13 @@ from conftest import Bake
 from installing import INSTALL_LIMIT_S, one_at_a_time
 
 USER = "1000"
-# One target for each way to build an image, and those of its own tests that run in it.
+# One target for each way to build an image, and tests of the project that run in it.
 BUILT = {
-    Target("cpu", "gloo", "torchrun"): ["test_commands.py", "test_config.py", "test_task.py"],
+    Target("cpu", "gloo", "torchrun"): ["test_settings.py", "test_task.py"],
     Target("cpu", "horovod", "horovodrun"): ["test_task.py"],
     Target("cpu", "mpi", "mpirun"): ["test_task.py"],
 }
-# Where a Dockerfile may differ from one that is built: what the container runs, Open MPI's package, the torch.
+# Lines in which other Dockerfiles may differ from a built one: the command, Open MPI's package, the build of torch.
 DIFFER = re.compile(
     r"#.*|CMD .*|ARG UV_TORCH_BACKEND=.*|ENV UV_.*|(RUN apt-get update|.*openmpi-bin|.*apt/lists/\*)( \\)?|"
 )
@@ -30,7 +30,7 @@ DIFFER = re.compile(
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """Nobody else uses podman's storage meanwhile."""
+    """Lock podman's storage."""
     with one_at_a_time(images.STORE):
         yield
 
@@ -41,7 +41,7 @@ def shown(project: BakedProject, command: str) -> list[str]:
     return shlex.split(line.replace("$(id -u)", USER))
 
 
-def test_a_dockerfile_that_is_not_built_differs_in_what_is_not_built_from_one_that_is(
+def test_every_other_dockerfile_differs_from_a_built_one_only_in_those_lines(
     full: dict[Target, BakedProject],
 ) -> None:
     def lines(target: Target) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_dockerfile_that_is_not_built_differs_in_what_is_not_built_from_one_th
 @pytest.mark.executed
 @pytest.mark.docker
 @pytest.mark.parametrize("target", BUILT, ids=str)
-def test_the_image_trains_without_a_network_as_a_user_who_can_write_to_data_and_runs_alone(
+def test_an_image_trains_offline_and_writes_only_to_data_and_runs(
     bake: Bake, target: Target, tmp_path: Path, alone: None
 ) -> None:
     baked = bake(**target._asdict())
@@ -82,7 +82,7 @@ def test_the_image_trains_without_a_network_as_a_user_who_can_write_to_data_and_
 
     try:
         done = run("scripts/train.sh")
-        # Everything finds a place that can be written.
+        # Every library finds a writable folder.
         assert not re.search("read-only|permission denied|temporary cache", done.stderr, re.IGNORECASE), (
             done.stderr
         )
@@ -90,7 +90,7 @@ def test_the_image_trains_without_a_network_as_a_user_who_can_write_to_data_and_
         assert summary["val_accuracy"] >= 0.97
         assert (summary["world_size"], summary["backend"]) == (2, target.backend)
         assert {path.stat().st_uid for path in runs.rglob("*")} == {int(USER)}
-        # Nobody's name, such as a cluster may give its users.
+        # A user id without a name, as on some clusters.
         smoke = ("scripts/train.sh", "--config", "configs/smoke.yaml")
         runs.chmod(0o777)
         run(*smoke, more=("--user", "4321:4321"))
@@ -98,7 +98,7 @@ def test_the_image_trains_without_a_network_as_a_user_who_can_write_to_data_and_
         assert json.loads(ready.stdout)["ready"], ready.stdout
         print(images.podman("image", "inspect", "--format", "{{.Size}}", image).stdout)
         assert images.run(*options, image, "sh", "-c", "command -v c++ || command -v cc").returncode
-        # They are not in the image, and neither is what runs them.
+        # Neither the tests nor pytest are in the image.
         install = [
             sys.executable,
             "-m",

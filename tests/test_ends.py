@@ -14,7 +14,7 @@ import cluster
 import pytest
 from baking import Target
 from installing import Installed, Installer
-from launching import listening_addresses, processes_with, wait_for
+from launching import processes_with, wait_for
 
 pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
@@ -59,7 +59,7 @@ def training(project: Installed, run: Path, *settings: str) -> Iterator[subproce
 @pytest.mark.parametrize(
     ("backend", "launcher"),
     [
-        ("gloo", "torchrun"),
+        pytest.param("gloo", "torchrun", marks=pytest.mark.ci),
         ("gloo", "spawn"),
         pytest.param("gloo", "mpirun", marks=pytest.mark.mpi),
         pytest.param("horovod", "horovodrun", marks=pytest.mark.horovod),
@@ -70,7 +70,7 @@ def test_no_process_outlives_its_launcher(
     install: Installer, backend: str, launcher: str, tmp_path: Path
 ) -> None:
     """The first signal stops a training, the next ones stop the resumed ones; what stands over the launcher is the same for all."""
-    stops = [signal.SIGINT, signal.SIGUSR1] if launcher == "torchrun" else [signal.SIGTERM]
+    stops = [signal.SIGINT, signal.SIGHUP] if launcher == "torchrun" else [signal.SIGTERM]
     project = install(Target("cpu", backend, launcher), tmp_path)
     run = tmp_path / "run"
     for number in (*stops, signal.SIGKILL):
@@ -104,11 +104,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("settings", [(), ("--distributed.strategy", "fsdp2")])
-def test_no_thread_of_the_exchange_outlives_python(
-    install: Installer, settings: tuple[str, ...], tmp_path: Path
-) -> None:
-    """It aborts the exit of a finished training, if it is still busy: seldom, but a launcher takes that for a failure."""
+def test_no_thread_of_the_exchange_outlives_python(install: Installer, tmp_path: Path) -> None:
+    """A thread that is still busy would abort the exit of a finished run: a launcher reports that as a failure."""
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
     program = tmp_path / "program.py"
     program.write_text(SHOWS_THREADS.replace("PACKAGE", project.package))
@@ -121,18 +118,18 @@ def test_no_thread_of_the_exchange_outlives_python(
         "--train.max_iterations",
         "2",
     ]
-    said = project.succeed(*command, *settings)
+    said = project.succeed(*command)
     assert re.findall(r"LEFT \[(.*)\]", said) == ["'python'"] * 2, said
 
 
 # A checkpoint takes four seconds. In step 3, rank 0 gets a stop signal; or rank 1 fails, after a checkpoint was begun.
 WRITES_SLOWLY = """
 import atexit, os, signal, sys, time
-from my_ddl_project import checkpoints
+from my_ddl_project.runtime.state import checkpoints
 from my_ddl_project.task import objective
 
 rank, how, steps = int(os.environ["RANK"]), sys.argv.pop(1), []
-write, loss = checkpoints.write, objective.loss
+write, loss = checkpoints.write_file, objective.loss
 
 def slowly(content, path, outdated):
     time.sleep(4)
@@ -152,7 +149,7 @@ def torch_is_learning():
     import torch
     return torch.is_grad_enabled()
 
-checkpoints.write, objective.loss = slowly, in_step_3
+checkpoints.write_file, objective.loss = slowly, in_step_3
 atexit.register(print, f"LEFT {rank}", flush=True)
 from my_ddl_project.__main__ import main
 sys.exit(main(sys.argv[1:]))
@@ -182,16 +179,7 @@ def test_a_checkpoint_is_written_to_its_end_before_the_launcher_ends_who_writes_
     assert 0 <= written < min(done.stdout.find(f"LEFT {rank}") for rank in range(2 if how == "stop" else 1))
     assert (tmp_path / "run" / "stopped").exists() == (how == "stop")
     if how == "failure":
-        assert "[rank 0] ends at step 3, as another process is gone" in done.stderr, done.stderr
-
-
-def test_no_other_machine_can_connect_to_a_training_on_one(install: Installer, tmp_path: Path) -> None:
-    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
-    with training(project, tmp_path / "run") as process:
-        # 127.0.0.1
-        assert listening_addresses(process.pid) == {"0100007F"}
-        process.terminate()
-        process.wait(timeout=60)
+        assert "[rank 0] stopped at step 3: another process is gone" in done.stderr, done.stderr
 
 
 def test_ctrl_c_is_no_success_however_early_or_often_it_comes(install: Installer, tmp_path: Path) -> None:
@@ -234,7 +222,7 @@ def children_of(process: subprocess.Popen[Any]) -> dict[int, str]:
     return {int(pid): cluster.command_line(int(pid)) for pid in pids}
 
 
-TORCHRUN = "-m torch.distributed.run"
+TORCHRUN = "runtime.process.agent"
 
 
 @pytest.mark.parametrize("begins", [TORCHRUN, "-u -m my_ddl_project"])
@@ -251,10 +239,9 @@ def test_ctrl_c_before_the_training_begins_is_told(install: Installer, begins: s
         wait_for(some_begin, "these processes to begin")
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    told = "error: stopped before a checkpoint was saved: start again\n"
-    # Once torchrun has started processes, its own traceback comes before.
-    said = errors if begins == TORCHRUN else errors[-len(told) :]
-    assert (process.returncode, said) == (130, told), errors
+    assert process.returncode == 130
+    assert errors.endswith("error: stopped before a checkpoint was saved. Start again.\n"), errors
+    assert "Traceback" not in errors, errors
 
 
 # Starts a process that trains in a thread, as torch_xla does for each chip.
@@ -262,11 +249,11 @@ AS_ON_CHIPS = """\
 import sys
 import torch_xla
 from my_ddl_project.__main__ import main
-from my_ddl_project.distributed import starter
+from my_ddl_project.runtime.process import local
 
 launch = torch_xla.launch
 torch_xla.launch = lambda function, args, debug_single_process: launch(function, args=args)
-starter._takes_one_process = lambda: False
+local._has_one_process = lambda: False
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 """
@@ -299,7 +286,7 @@ def test_a_signal_ends_the_processes_that_torch_xla_has_started(install: Install
             wait_for(lambda: not any(map(cluster.command_line, started)), "the process to end", 10)  # noqa: B023
         if number != signal.SIGKILL:
             assert process.returncode == 128 + number
-            assert errors.endswith("error: stopped: start again to resume from the last checkpoint\n"), errors
+            assert errors.splitlines()[-1].startswith("error: stopped"), errors
             assert "Traceback" not in errors
 
 
@@ -353,7 +340,7 @@ def test_ctrl_c_while_the_processes_of_spawn_begin_is_told_once(install: Install
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (
         130,
-        "error: stopped before a checkpoint was saved: start again\n",
+        "error: stopped before a checkpoint was saved. Start again.\n",
     )
 
 
@@ -374,7 +361,7 @@ def test_a_signal_before_the_other_processes_are_started_is_passed_on(
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (
         138,
-        "error: stopped before a checkpoint was saved: start again\n",
+        "error: stopped before a checkpoint was saved. Start again.\n",
     )
 
 
@@ -393,25 +380,9 @@ def test_a_process_that_hangs_is_waited_for_no_longer_than_the_configuration_say
                 os.kill(pid, signal.SIGSTOP)
         assert process.wait(timeout=90) == 1
     log = run.with_suffix(".log").read_text()
-    assert re.search(r"\[rank 0\] ends at step \d+, as another process (does not answer|is gone)", log)
-    if launcher == "torchrun":
-        exchange = r"(the exchange of gradients, [\d,]+ bytes up a tree and down again|gloo:all_?reduce, exchange \d+)"
-        assert re.search(rf"\[rank 0\] rank 1 of 2 did not come to {exchange}\n", log), log
-
-
-def test_a_process_that_hangs_with_the_store_of_all_is_waited_for_no_longer(
-    install: Installer, tmp_path: Path
-) -> None:
-    project = install(Target("cpu", "gloo", "spawn"), tmp_path)
-    run = tmp_path / "run"
-    with training(project, run, "--distributed.timeout_s", "10") as process:
-        ranks = [pid for pid, command in children_of(process).items() if "--multiprocessing-fork" in command]
-        # Rank 0 was started first.
-        os.kill(min(ranks), signal.SIGSTOP)
-        assert process.wait(timeout=90) == 1
-    log = run.with_suffix(".log").read_text()
-    assert re.search(r"\[rank 1\] ends at step \d+, as another process (does not answer|is gone)", log), log
-    assert "[rank 1] the process that keeps the store does not answer: it is that of rank 0" in log
+    assert re.search(r"\[rank 0\] stopped( at step \d+)?: another process (does not answer|is gone)", log), (
+        log
+    )
 
 
 EACH_LEARNS_APART = """
@@ -435,7 +406,7 @@ def test_ranks_whose_weights_differ_never_come_to_a_success(install: Installer, 
         )
         assert done.returncode == 1
         assert re.search(
-            r"error: the weights of the ranks differ by \S+ after step \d+, and are not saved", done.stderr
+            r"error: the ranks' weights differ by \S+ after step \d+; nothing was saved", done.stderr
         )
         assert not (project.path / "runs/default/summary.json").exists()
 
@@ -443,7 +414,7 @@ def test_ranks_whose_weights_differ_never_come_to_a_success(install: Installer, 
 FAILS_ON_ONE = """
 import sys
 import ignite.distributed as idist
-training = sys.modules["{package}.training"]
+training = sys.modules["{package}.train"]
 create = training.create_trainer
 def failing(*arguments):
     trainer = create(*arguments)
@@ -456,36 +427,12 @@ training.create_trainer = failing
 """
 
 
-def test_no_training_outlives_a_study_of_scaling(install: Installer, tmp_path: Path) -> None:
-    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
-    run = tmp_path / "run"
-    asked = ("--processes", "2", "--batches", "64", "--steps", "10000000")
-    with run.with_suffix(".log").open("w") as log:
-        process = subprocess.Popen(
-            ["python3", "-m", project.package, "scaling", *asked, "--train.run_dir", str(run)],
-            cwd=project.path,
-            env=project.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    with killed_at_last(process, run):
-        said = run / ".1x2x64" / "log.txt"
-        wait_for(lambda: said.exists() and "optimizer: " in said.read_text(), "a training", 300)
-        # It begins to catch signals.
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
-        wait_for(lambda: not processes_with(str(run)), "every process to end", 40)
-
-
 def let_one_fail(project: Installed, how: str) -> None:
     """Let rank 1 do this after the fifth step of a training."""
     package = project.path / "src" / project.package
     # Loaded in every process, as the launcher starts them.
     (package / "failing.py").write_text(FAILS_ON_ONE.format(package=project.package, how=how))
-    training = package / "training.py"
+    training = package / "train.py"
     training.write_text(training.read_text() + "\n\nfrom . import failing\n")
 
 
@@ -497,8 +444,9 @@ def test_a_training_that_hangs_is_waited_for_no_longer_though_horovod_s_thread_a
     let_one_fail(project, "__import__('time').sleep(600)")
     done = project.run("scripts/train.sh", "--distributed.timeout_s", "10", limit_s=120)
     assert done.returncode == 1
-    why = r"\[rank 0\] ends at step 6, as another process does not answer: the exchange has timed out"
-    assert re.search(why, done.stderr), done.stderr
+    assert re.search(
+        r"\[rank 0\] stopped.*: another process does not answer \(the collective timed out", done.stderr
+    )
     wait_for(lambda: not processes_with(str(project.path)), "every process to end", 40)
 
 
@@ -506,9 +454,9 @@ REFUSES = """
 
 def load(settings):
     import os, time
-    from ..errors import UsageError
+    from ..runtime import UsageError
     time.sleep(WAITS[int(os.environ["RANK"])])
-    raise UsageError("the data are damaged: fix them")
+    raise UsageError("the data are damaged. Fix them.")
 """
 
 
@@ -521,7 +469,7 @@ def test_a_refusal_is_told_once_though_the_rank_that_tells_it_comes_late(
     data.write_text(data.read_text() + REFUSES.replace("WAITS", str(waits)))
     done = project.run("scripts/train.sh", limit_s=55)
     told = [line for line in done.stderr.splitlines() if "error: " in line]
-    assert (done.returncode, told) == (2, ["error: the data are damaged: fix them"]), done.stderr
+    assert (done.returncode, told) == (2, ["error: the data are damaged. Fix them."]), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -543,14 +491,9 @@ def test_the_rank_that_fails_first_tells_why_and_the_others_in_one_line(
     assert done.stderr.count("[rank 1] failed at step 5:\nTraceback") == 1
     lines = done.stderr.splitlines()
     assert lines.count("ValueError: what is really wrong") == 1
-    if launcher == "torchrun":
-        # What would otherwise stand above the forty lines of torchrun's report.
-        assert lines[-2] == "  traceback : [rank 1] failed at step 5: ValueError: what is really wrong"
     others = [line for line in lines if line.startswith("[rank 0]")]
-    # On a busy machine it has the time to say more.
-    known = [
-        "ends at step [56], as another process is gone",
-        "rank 1 of 2 did not come to (the exchange of gradients|gloo:all_reduce)",
-    ]
-    assert len(others) <= 2
-    assert all(re.search(text, line) for text, line in zip(known, others, strict=False)), others
+    assert all(re.search("stopped at step [56]: another process is gone", line) for line in others), others
+    # Nothing follows what the processes printed: torchrun's own report would fill forty lines. mpirun has one too.
+    assert launcher == "mpirun" or lines[-1] == "ValueError: what is really wrong" or lines[-1] in others, (
+        done.stderr
+    )

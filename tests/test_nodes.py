@@ -1,4 +1,4 @@
-"""Train on two nodes without a scheduler: lose a process, a cable, a node, and go on; and what the doctor says of nodes."""
+"""Train on two nodes without a scheduler, over a lost process, cable or node; and the command ``network``."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.executed, pytest.mark.cluster, pytest.mark.usefixtures
 
 LONG = [*SYNTHETIC, "--train.epochs", "16"]
 PORT = "29500"
-# Seconds after which those who wait for a lost process give up.
+# Seconds after which a process stops waiting for a lost one.
 TIMEOUT = ["--distributed.timeout_s", "15"]
 
 
@@ -35,12 +35,13 @@ Start = Callable[..., OnNode]
 @pytest.fixture(scope="module")
 def project(install: Installer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """One installation for all tests here: each writes its own run directory."""
-    return waiting_for_data(install(Target("cpu", "gloo", "torchrun"), tmp_path_factory.mktemp("nodes")))
+    folder = tmp_path_factory.mktemp("nodes")
+    return waiting_for_data(install(Target("cpu", "gloo", "torchrun"), folder, use_diagnosis=True))
 
 
 @pytest.fixture
 def start(project: Installed, tmp_path: Path) -> Iterator[Start]:
-    """Start commands on nodes; at the end of the test, none of them may be left."""
+    """Start commands on nodes; at the end of the test, no process may be left."""
 
     def start(node: str, *command: str, **variables: str) -> OnNode:
         number = len(list(tmp_path.iterdir()))
@@ -64,7 +65,7 @@ def train_on(start: Start, node: str, run: str, *settings: str, **variables: str
 
 @pytest.mark.seldom
 def test_two_nodes_train(project: Installed, start: Start) -> None:
-    """Two processes on each; below, one."""
+    """Two processes on each node; the tests below use one."""
     both = [train_on(start, node, "runs/two", NPROC_PER_NODE="2") for node in cluster.NODES]
     for one in both:
         assert one.end() == 0, one.said()
@@ -76,7 +77,7 @@ def test_two_nodes_train(project: Installed, start: Start) -> None:
 
 def test_a_lost_process_costs_one_epoch_at_most(project: Installed, start: Start) -> None:
     first, second = (train_on(start, node, "runs/lost", *LONG) for node in cluster.NODES)
-    wait_for(lambda: "epoch 2/" in first.said() + second.said(), "the training")
+    wait_for(lambda: "epoch 2  " in first.said() + second.said(), "the training")
     kill_worker_on("node2")
     assert first.end() == 0, first.said()
     assert second.end() == 0, second.said()
@@ -84,17 +85,17 @@ def test_a_lost_process_costs_one_epoch_at_most(project: Installed, start: Start
     assert_every_epoch_once(project, "runs/lost")
 
 
-def test_a_cut_cable_leaves_one_node_training_until_it_is_mended(project: Installed, start: Start) -> None:
+def test_a_cut_cable_leaves_one_node_training_until_it_is_fixed(project: Installed, start: Start) -> None:
     elastic = {"NNODES": "1:2", "RDZV_CONF": "last_call_timeout=3"}
     first, second = (train_on(start, node, "runs/cut", *LONG, **elastic) for node in cluster.NODES)
-    wait_for(lambda: "processes: 2" in first.said() and "epoch 2/" in first.said(), "the training of two")
+    wait_for(lambda: "processes: 2" in first.said() and "epoch 2  " in first.said(), "the training of two")
     cluster.cut("node2")
     try:
         wait_for(lambda: "processes: 1" in first.said(), "the first node to go on alone")
     finally:
         cluster.restore("node2")
     if second.process.poll() is not None:
-        # torchrun gives up where it cannot reach the others; whoever looks after the node starts it again.
+        # torchrun may give up when it cannot reach the other node; its user starts it again.
         second = train_on(start, "node2", "runs/cut", *LONG, **elastic)
     assert first.end() == 0, first.said()
     assert second.end() == 0, second.said()
@@ -106,7 +107,7 @@ def test_a_cut_cable_leaves_one_node_training_until_it_is_mended(project: Instal
 def test_a_node_that_comes_late_joins(project: Installed, start: Start) -> None:
     elastic = {"NNODES": "1:2", "RDZV_CONF": "last_call_timeout=3"}
     first = train_on(start, "node1", "runs/late", *LONG, **elastic)
-    wait_for(lambda: "epoch 2/" in first.said(), "the first node")
+    wait_for(lambda: "epoch 2  " in first.said(), "the first node")
     assert "processes: 1" in first.said()
     second = train_on(start, "node2", "runs/late", *LONG, **elastic)
     assert first.end() == 0, first.said()
@@ -132,7 +133,7 @@ def test_one_command_starts_both_nodes_by_ssh(
     (project.path / "hosts").write_text("".join(f"{node}\n" for node in cluster.NODES))
     variables = {"NNODES": "2", "NPROC_PER_NODE": "1", "HOSTFILE": "hosts", "HOSTS": "node1:1,node2:1"}
     smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
-    # By the interface that is named; the next one by that which is found.
+    # Over the named interface; the second run finds it itself.
     named = {**variables, "HOROVOD_GLOO_IFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     one = OnNode(project, "node1", smoke, tmp_path / "log", named)
     wait_for(lambda: worker_on("node2"), "the other node's process")
@@ -148,82 +149,79 @@ def test_one_command_starts_both_nodes_by_ssh(
     wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
 
 
-def test_the_doctor_finds_nodes_that_reach_each_other(start: Start) -> None:
-    both = [start(node, *doctor("2")) for node in cluster.NODES]
+def test_network_finds_nodes_that_reach_each_other(start: Start) -> None:
+    both = [start(node, *network()) for node in cluster.NODES]
     for one in both:
         assert one.end(90) == 0, one.said()
         places = ", ".join(f"{node} {cluster.address(node)}" for node in cluster.NODES)
         assert one.said() == f"every node reaches every other one: {places}\n"
 
 
-def test_the_doctor_finds_a_host_name_that_is_loopback(start: Start, tmp_path: Path) -> None:
+def test_network_finds_a_host_name_that_is_loopback(start: Start, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 node2\n{cluster.address('node1')} node1\n")
     bound = ["sh", "-c", f'mount --bind {hosts} /etc/hosts; exec "$@"', "sh"]
-    one = start("node2", *bound, *doctor("2"))
+    one = start("node2", *bound, *network())
     assert one.end(60) == 1
     assert one.said() == (
-        "error: node2 resolves to 127.0.1.1 here, where other nodes cannot reach it: fix /etc/hosts, or set "
-        "GLOO_SOCKET_IFNAME to the interface they can reach\n"
+        "error: node2 resolves to 127.0.1.1, which other nodes cannot reach. Make host names resolve to addresses that other "
+        "nodes reach, set GLOO_SOCKET_IFNAME, or open the firewall.\n"
     )
 
 
-def test_the_doctor_finds_the_wrong_interface(start: Start) -> None:
+def test_network_finds_the_wrong_interface_and_a_bad_port(start: Start) -> None:
     ip = ["ip", "-n", cluster.namespace("node2")]
     subprocess.run([*ip, "link", "add", "other0", "type", "veth", "peer", "name", "other1"], check=True)
     try:
         subprocess.run([*ip, "addr", "add", "192.0.2.2/24", "dev", "other0"], check=True)
         subprocess.run([*ip, "link", "set", "other0", "up"], check=True)
-        wrong = {"GLOO_SOCKET_IFNAME": "other0"}
-        first, second = start("node1", *doctor("2")), start("node2", *doctor("2"), **wrong)
+        first = start("node1", *network())
+        second = start("node2", *network(), GLOO_SOCKET_IFNAME="other0")
         for one in (first, second):
             assert one.end(90) == 1
-            assert "error: node1 cannot reach node2 at 192.0.2.2: let host names" in one.said()
+            assert "error: node1 cannot reach node2 at 192.0.2.2. Make host names" in one.said()
             assert one.said().count("\n") == 1
-        none = start("node2", *doctor("2"), GLOO_SOCKET_IFNAME="eth7")
-        assert none.end(60) == 1
-        assert "has no IPv4 address here: choose one of lo, " in none.said()
-        for port in ("any", "99999"):
-            nowhere = start("node2", *doctor("2"), MASTER_PORT=port)
-            assert nowhere.end(60) == 2
-            assert (
-                nowhere.said() == f"error: MASTER_PORT is the number of a port, such as 29500, not {port}\n"
-            )
     finally:
         subprocess.run([*ip, "link", "del", "other0"], check=True)
+    none = start("node2", *network(), GLOO_SOCKET_IFNAME="eth7")
+    assert none.end(60) == 1
+    assert "GLOO_SOCKET_IFNAME eth7 has no IPv4 address. Use one of lo, " in none.said()
+    nowhere = start("node2", *network(), MASTER_PORT="99999")
+    assert nowhere.end(60) == 2
+    assert nowhere.said() == "error: MASTER_PORT 99999 is not a port. Set it to 29500, for example.\n"
 
 
-def test_the_doctor_finds_a_closed_port_and_a_node_that_did_not_come(start: Start) -> None:
-    # A route that answers nothing is what a firewall that drops looks like.
+def test_network_finds_a_closed_port_and_a_missing_node(start: Start) -> None:
+    # Like a firewall that drops packets.
     first_node = cluster.address("node1")
     ip = ["ip", "-n", cluster.namespace("node2")]
     subprocess.run([*ip, "route", "add", "blackhole", f"{first_node}/32"], check=True)
     try:
-        first, second = start("node1", *doctor("2"), *TIMEOUT), start("node2", *doctor("2"), *TIMEOUT)
+        first, second = (start(node, *network(), *TIMEOUT) for node in cluster.NODES)
         assert second.end(150) == 1
         assert (
-            f"node2 cannot reach {first_node}:29500 within 15 s: run this on node1 too, and open port"
+            f"node2 cannot reach {first_node}:29500 within 15 s. Start this on node1 too, and"
             in second.said()
         )
         assert first.end(150) == 1
-        assert "1 of 2 nodes came within 15 s: run this on each of them" in first.said()
+        assert "1 of 2 nodes came within 15 s. Start this on each of them." in first.said()
     finally:
         subprocess.run([*ip, "route", "del", "blackhole", f"{first_node}/32"], check=True)
 
 
-def doctor(nnodes: str) -> list[str]:
-    return ["python3", "-m", "my_ddl_project", "doctor", "--nnodes", nnodes]
+def network() -> list[str]:
+    return ["python3", "-m", "my_ddl_project", "network", "--nnodes", "2"]
 
 
 @pytest.mark.parametrize("manifest", ["trainjob.yaml", "job.yaml"])
 def test_the_command_of_a_manifest_trains_and_outlives_a_lost_process(
     install: Installer, manifest: str, tmp_path: Path
 ) -> None:
-    """One node for each pod, with the variables and host names that the controller would give it."""
+    """One node for each pod, with the variables and host names that the controller sets."""
     project = waiting_for_data(install(Target("cpu", "gloo", "kubernetes"), tmp_path))
     pods = Pods(project, manifest, *TIMEOUT, *LONG)
     try:
-        wait_for(lambda: "epoch 2/" in pods.said(), "the training")
+        wait_for(lambda: "epoch 2  " in pods.said(), "the training")
         kill_worker_on("node2")
     finally:
         pods.succeed()
@@ -241,6 +239,6 @@ def kill_worker_on(node: str) -> None:
 
 
 def assert_every_epoch_once(project: Installed, run: str) -> None:
-    """A run that went on has the record of one that was never interrupted."""
+    """A resumed run has the records of an undisturbed one."""
     assert project.epochs(run) == list(range(1, 17))
     assert project.read_json(f"{run}/summary.json")["weights_difference"] == 0.0

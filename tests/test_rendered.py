@@ -36,13 +36,13 @@ NL = "\n"
 COMMANDS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # The word that starts a training, where it is not the launcher's own name.
 STARTS = {
-    "torchrun": "torch.distributed.run",
+    "torchrun": "my_ddl_project.runtime.process.agent",
     "spawn": "python3",
     "slurm": "sbatch",
     "kubernetes": "scripts/manifest.py",
 }
-# Of distributed/: each backend, launcher or hardware has its own.
-PARTS = ("launcher", "starter", "transport", "backend", "hardware")
+# Of runtime/process/: each backend, launcher or hardware has its own.
+PARTS = ("launcher", "backend", "exchange", "local", "hardware")
 Condition = Callable[[dict[str, Any]], bool]
 # Developed in a clone, changed or not, and tested as a copy.
 KEEPS_ITS_VERSION = has_a_version(ROOT)
@@ -55,43 +55,59 @@ def always(answers: dict[str, Any]) -> bool:
 # The exact set of files: who has which.
 FILES: dict[Condition, str] = {
     always: """
-        .ddl-template.json .gitignore .pre-commit-config.yaml README.md noxfile.py pyproject.toml
-        configs/default.yaml configs/smoke.yaml
-        scripts/train.sh
-        docs/speed.md docs/sweeps.md docs/updating.md docs/your-own-task.md
-        src/PKG/__init__.py src/PKG/__main__.py src/PKG/acceleration.py src/PKG/background.py src/PKG/batches.py src/PKG/binding.py src/PKG/changes.py src/PKG/checks.py src/PKG/collectives.py
-        src/PKG/checkpoints.py src/PKG/command_line.py src/PKG/config.py src/PKG/connectivity.py src/PKG/copies.py src/PKG/curves.py src/PKG/doctor.py src/PKG/early_signals.py
-        src/PKG/engines.py src/PKG/errors.py src/PKG/evaluation.py src/PKG/export.py src/PKG/failures.py src/PKG/handlers.py src/PKG/host_memory.py src/PKG/introduction.py
-        src/PKG/launch.py src/PKG/loader_server.py src/PKG/local_sgd.py src/PKG/meter.py src/PKG/optimization.py src/PKG/prediction.py src/PKG/profiling.py src/PKG/randomness.py src/PKG/ranges.py src/PKG/run_directory.py
-        src/PKG/scaling.py src/PKG/seeds.py src/PKG/shards.py src/PKG/simulation.py src/PKG/storage.py src/PKG/supervision.py src/PKG/sweep.py src/PKG/tables.py src/PKG/tracker.py src/PKG/tracking.py src/PKG/training.py src/PKG/trials.py src/PKG/utilization.py
-        src/PKG/distributed/__init__.py src/PKG/distributed/backend.py src/PKG/distributed/hardware.py
-        src/PKG/distributed/launcher.py src/PKG/distributed/starter.py src/PKG/distributed/transport.py
+        .ddl-template.json .gitattributes .gitignore .pre-commit-config.yaml AGENTS.md README.md noxfile.py pyproject.toml
+        configs/default.yaml configs/smoke.yaml scripts/train.sh docs/how-do-i.md docs/your-own-task.md
+        src/PKG/__init__.py src/PKG/__main__.py src/PKG/config.py src/PKG/evaluate.py src/PKG/optim.py
+        src/PKG/step.py src/PKG/train.py src/PKG/packs/__init__.py
         src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py
         src/PKG/task/settings.py
-        tests/conftest.py tests/frame.py tests/test_acceleration.py tests/test_batches.py tests/test_commands.py tests/test_config.py
-        tests/test_evaluation.py tests/test_faults.py tests/test_introduction.py tests/test_profiling.py tests/test_scaling.py tests/test_sweep.py tests/test_task.py tests/test_training.py
-        tests/small/__init__.py tests/small/configs/default.yaml tests/small/task/__init__.py tests/small/task/data.py tests/small/task/model.py
-        tests/small/task/objective.py tests/small/task/settings.py
+        src/PKG/runtime/__init__.py src/PKG/runtime/engine.py src/PKG/runtime/handlers.py src/PKG/runtime/settings.py
+        src/PKG/runtime/task.py src/PKG/runtime/data/__init__.py src/PKG/runtime/data/loader.py
+        src/PKG/runtime/data/worker_server.py
+        src/PKG/runtime/state/__init__.py src/PKG/runtime/state/checkpoints.py src/PKG/runtime/state/records.py
+        src/PKG/runtime/state/reopen.py src/PKG/runtime/state/run.py
+        src/PKG/runtime/process/__init__.py src/PKG/runtime/process/collectives.py src/PKG/runtime/process/launch.py
+        src/PKG/runtime/process/start.py src/PKG/runtime/process/backend.py src/PKG/runtime/process/exchange.py
+        src/PKG/runtime/process/hardware.py src/PKG/runtime/process/launcher.py src/PKG/runtime/process/local.py
+        src/PKG/runtime/report/__init__.py src/PKG/runtime/report/doctor.py src/PKG/runtime/report/log.py
+        src/PKG/runtime/report/startup.py src/PKG/runtime/report/summary.py src/PKG/runtime/report/tracking.py
+        tests/conftest.py tests/interrupted.py tests/own_steps.py tests/test_settings.py tests/test_step.py
+        tests/test_task.py tests/test_training.py
         """,
     lambda answers: KEEPS_ITS_VERSION: VERSION,
     lambda answers: answers["license"] != "none": "LICENSE",
-    lambda answers: answers["task"] not in ("gan", "minimal"): "src/PKG/task/predict.py",
     lambda answers: answers["use_docker"]: "Dockerfile .dockerignore",
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml .github/dependabot.yml",
     lambda answers: answers["use_notebook"]: "notebooks/all_reduce.py notebooks/train.ipynb",
-    lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch scripts/step-srun.sh",
-    lambda answers: answers["__launcher"] == "slurm" and answers["__starter"] == "torchrun": (
-        "scripts/step-torchrun.sh"
-    ),
+    lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch",
+    lambda answers: answers["__launcher"] == "torchrun": "src/PKG/runtime/process/agent.py",
+    lambda answers: answers["tracker"] != "none": "src/PKG/runtime/report/tracker.py",
     lambda answers: answers["__launcher"] == "kubernetes": """
         scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
         """,
     lambda answers: answers["__backend"] == "horovod": "scripts/install_horovod.sh",
     lambda answers: answers["tracker"] == "visdom": "scripts/install_visdom.sh",
-    lambda answers: (
-        answers["__backend"] in ("gloo", "nccl", "mpi")
-    ): "src/PKG/sharding.py tests/ranks.py tests/test_sharding.py tests/test_exchange.py",
     lambda answers: answers["__launcher"] != "spawn": "docs/many-nodes.md",
+    lambda answers: answers["use_studies"]: """
+        src/PKG/packs/studies/__init__.py src/PKG/packs/studies/ranges.py src/PKG/packs/studies/scaling.py
+        src/PKG/packs/studies/search.py src/PKG/packs/studies/seeds.py src/PKG/packs/studies/simulation.py
+        src/PKG/packs/studies/sweep.py src/PKG/packs/studies/trials.py tests/test_studies.py docs/studies.md
+        """,
+    lambda answers: answers["use_strategies"]: """
+        src/PKG/packs/strategies/__init__.py src/PKG/packs/strategies/fsdp2.py src/PKG/packs/strategies/local_sgd.py
+        src/PKG/packs/strategies/zero1.py tests/test_strategies.py docs/strategies.md
+        """,
+    lambda answers: answers["use_diagnosis"]: """
+        src/PKG/packs/diagnosis/__init__.py src/PKG/packs/diagnosis/check.py src/PKG/packs/diagnosis/network.py
+        src/PKG/packs/diagnosis/timing.py tests/test_diagnosis.py docs/diagnosis.md
+        """,
+    lambda answers: answers["use_export"]: """
+        src/PKG/packs/export/__init__.py src/PKG/packs/export/prediction.py src/PKG/packs/export/program.py
+        tests/test_export.py docs/export.md
+        """,
+    lambda answers: answers["use_export"] and answers["task"] not in ("gan", "minimal"): (
+        "src/PKG/task/predict.py tests/test_predict.py"
+    ),
 }
 # Its pages are named after them.
 PAGES = "docs/{__backend}.md docs/{__launcher}.md"
@@ -104,8 +120,8 @@ PLACES = {
 PLACES = {question: f"{VERSION if KEEPS_ITS_VERSION else ''} {names}" for question, names in PLACES.items()}
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
-    r"src/\w+/distributed/(hardware|transport|backend|starter|launcher)\.py|scripts/(?!train\.sh).*|docs/(?!your-own-task|updating).*"
-    r"|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
+    r"src/\w+/runtime/process/(hardware|backend|exchange|local|launcher|agent)\.py|scripts/(?!train\.sh).*|docs/.*"
+    r"|AGENTS\.md|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
 )
 # Words of a target, and who may say them.
 WORDS: dict[str, Callable[[Target], bool]] = {
@@ -126,35 +142,35 @@ WORDS: dict[str, Callable[[Target], bool]] = {
 }
 # What a file of some target may say nevertheless: (target and file, words, why).
 EXCEPTIONS = [
-    (r".*/config\.py", r"Literal\[.*\]", "one set of settings for all targets"),
     (
-        r".*/(batches|copies|evaluation|distributed/__init__)\.py",
-        r"torch\.cuda\.\w+|device\.type == \"\w+\"",
-        "one source, every device",
+        r".*/src/.*\.py",
+        (
+            r"torch\.cuda\.\w+|\(\"cuda\"|type == \"\w+\"|\"xla\"|\"cuda\"|XLA|SLURM_\w+|PMI_SIZE|OMPI_COMM\w+|TORCHELASTIC\w+"
+            r"|torch's spawn|\"spawn\"|Slurm's ranks|Horovod|MPI\b|\bmpi\b|mpirun|TPU|GPU"
+        ),
+        "one source, every device and launcher",
     ),
     (
         r".*/(ci\.yml|Dockerfile|README\.md)",
         r"no GPU|torch with CUDA|CUDA libraries|CUDA 라이브러리",
         "torch brings CUDA along",
     ),
-    (r".*/tests/conftest\.py", r"PJRT_DEVICE", "the tests hide the hardware of every target"),
-    (r"cpu-.*/hardware\.py", r"Hide GPUs|CUDA_VISIBLE_DEVICES", "the CPU target hides GPUs"),
-    (r".*/distributed/backend\.py", r"SLURM_JOB_ID|Slurm's ranks", "ignite must not see it"),
-    (r".*/distributed/backend\.py", r'torch\.device\("cuda"', "one source, every device"),
-    (r".*/failures\.py", r"TORCHELASTIC_ERROR_FILE", "a launcher that other launchers start too"),
-    (r".*/checks\.py", r"SLURM_(PROCID|STEP_NUM_TASKS)", "its tasks must not train alone"),
+    (
+        r".*/docs/(how-do-i|your-own-task)\.md|.*/README\.md|.*/AGENTS\.md",
+        r".*(torchrun|Slurm|slurm|GPU|cuda|gloo|spawn|mpirun).*",
+        "recipes name what they are for",
+    ),
+    (
+        r".*/tests/.*",
+        r"PJRT_DEVICE|mpirun|MPI|TPU|GPUs?|gpu|spawn|cuda|OMPI\w+",
+        "the tests hide the hardware of every target",
+    ),
     (r"gpu-horovod-.*/docs/horovod\.md", r"nccl|NCCL", "an option of Horovod's own build"),
     (
         r".*/notebooks/.*",
-        r"gloo|GLOO_SOCKET_IFNAME|NCCL|PyTorch/XLA|PJRT_DEVICE|[GT]PUs?|=gpu|=tpu",
+        r"gloo|GLOO_SOCKET_IFNAME|NCCL|PyTorch/XLA|PJRT_DEVICE|[GT]PUs?|=gpu|=tpu|cuda|CUDA|torchrun|spawn|mpi\w*|MPI",
         "it shows collectives with gloo, and what other hardware changes",
     ),
-    (
-        r"tpu-.*/(connectivity|transport)\.py",
-        r"GLOO_SOCKET_IFNAME|gloo",
-        "the same question on every cluster",
-    ),
-    (r".*/docs/updating\.md", r"nox -s update -- .*", "how to become another target"),
 ]
 if KEEPS_ITS_VERSION:
     EXCEPTIONS.append((r".*/\.cruft\.json", r"[\s\S]+", "the tables of the template"))
@@ -199,7 +215,9 @@ def test_shell_scripts_and_nothing_else_can_be_executed(projects: list[BakedProj
         assert executables == {name for name in project.files() if name.endswith(".sh")}, project
         for name in project.files():
             if name.startswith("scripts/") and not name.endswith((".yaml", ".py")):
-                assert project.read(name).startswith("#!/usr/bin/env bash\n"), f"{name} of {project}"
+                assert project.read(name).startswith(("#!/usr/bin/env bash\n", "#!/bin/sh\n")), (
+                    f"{name} of {project}"
+                )
 
 
 def test_dependencies_are_those_of_the_target_and_the_tracker_alone(projects: list[BakedProject]) -> None:
@@ -235,7 +253,7 @@ def test_a_target_that_ci_does_not_train_has_no_source_of_its_own(full: dict[Tar
 
 def test_the_parts_of_every_target_have_what_is_asked_of_them(full: dict[Target, BakedProject]) -> None:
     for target, project in full.items():
-        folder = f"src/{project.package}/distributed"
+        folder = f"src/{project.package}/runtime/process"
         there = {part: project.read(f"{folder}/{part}.py") for part in PARTS}
         sources = [project.read(name) for name in project.files() if name.endswith(".py")]
         asked = {(part, name) for source in sources for part, name in asked_of_parts(source)}
@@ -257,7 +275,7 @@ def asked_of_parts(source: str) -> set[tuple[str, str]]:
     for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr != "__doc__":
             *of, part = ast.unparse(node.value).split(".")
-            if part in PARTS and (of or [part])[-1] in imports & {part, "distributed"}:
+            if part in PARTS and not of and part in imports:
                 asked.add((part, node.attr))
     return asked
 
@@ -292,7 +310,9 @@ def test_only_the_task_s_own_folder_speaks_of_a_task(full: dict[Target, BakedPro
     found = set()
     for project in full.values():
         for name in project.files():
-            if re.match(r"src/(?!\w+/(task|distributed)/)|tests/(?!small/task/|test_task)", name):
+            if re.match(
+                r"src/(?!\w+/(task|runtime|packs)/)|tests/(?!test_task|own_steps|conftest|test_)", name
+            ):
                 found |= {
                     f"{as_written_for(project, name)}: {hit[0]}" for hit in word.finditer(project.read(name))
                 }
@@ -301,7 +321,7 @@ def test_only_the_task_s_own_folder_speaks_of_a_task(full: dict[Target, BakedPro
 
 def test_tasks_differ_in_their_own_files_alone(bake: Bake) -> None:
     own = re.compile(
-        r"src/\w+/task/(?!__init__).*|configs/default\.yaml|tests/test_task\.py|README\.md|pyproject\.toml|\.ddl-template\.json|\.cruft\.json"
+        r"src/\w+/task/(?!__init__).*|src/\w+/step\.py|configs/default\.yaml|tests/test_task\.py|README\.md|pyproject\.toml|\.ddl-template\.json|\.cruft\.json"
     )
     first, *others = (snapshot(bake(task=task).path) for task in QUESTIONS["task"])
     for other in others:
@@ -334,18 +354,14 @@ def test_a_project_that_is_not_installed_is_told_of_in_one_sentence(full: dict[T
     project = full[Target("cpu", "gloo", "torchrun")]
     done = run(tool("bash"), "scripts/train.sh", cwd=project.path, env={"PATH": COMMANDS})
     assert (done.returncode, done.stderr.count(NL)) == (1, 1)
-    assert done.stderr.startswith("error: ") and "activate the environment" in done.stderr
+    assert done.stderr.startswith("error: ") and "Activate the environment" in done.stderr
 
 
-@pytest.mark.parametrize("starter", ["srun", "torchrun"])
 @pytest.mark.parametrize(("ends", "comes_back"), [("exit 85", True), ("exit 1", False), ("exit 0", False)])
 def test_a_job_of_slurm_comes_back_only_after_a_checkpoint(
-    full: dict[Target, BakedProject], starter: str, ends: str, comes_back: bool, tmp_path: Path
+    full: dict[Target, BakedProject], ends: str, comes_back: bool, tmp_path: Path
 ) -> None:
     project = full[Target("cpu", "gloo", "slurm")]
-    if starter == "torchrun" and comes_back:
-        # It ends with 1 whatever its processes ended with; they leave a mark.
-        ends = f"touch {tmp_path}/stopped; exit 1"
     for name, script in {"srun": ends, "scontrol": f'echo "$*" >>{tmp_path}/said; echo node1'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
@@ -357,28 +373,11 @@ def test_a_job_of_slurm_comes_back_only_after_a_checkpoint(
         "SLURM_NNODES": "1",
         "SLURM_NTASKS_PER_NODE": "1",
     }
-    job |= {"SLURM_CPUS_ON_NODE": "1", "RUN_DIR": str(tmp_path), "STARTER": starter}
+    job |= {"SLURM_CPUS_ON_NODE": "1", "RUN_DIR": str(tmp_path)}
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = run("bash", "scripts/train.sbatch", cwd=project.path, env={**os.environ, **job, "PATH": path})
     assert done.returncode == (85 if comes_back else int(ends.split()[-1])), done.stderr
     assert ("requeue 7\n" in (tmp_path / "said").read_text()) == comes_back
-
-
-def test_a_sweep_that_a_signal_ends_before_it_can_listen_is_queued_again(
-    full: dict[Target, BakedProject], tmp_path: Path
-) -> None:
-    project = full[Target("cpu", "gloo", "slurm")]
-    said = f'echo "$*" >>{tmp_path}/said; echo node1'
-    for name, script in {"python3": "kill -USR1 $$; sleep 9", "scontrol": said}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_ARRAY_JOB_ID": "7"}
-    job["SLURM_ARRAY_TASK_ID"] = "1"
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    done = run("bash", "scripts/train.sbatch", "sweep", cwd=project.path, env={**os.environ, **job, **path})
-    assert done.returncode == 85, done.stderr
-    # Not 7, which may be the number of this job, but is that of the whole array.
-    assert "requeue 7_1\n" in (tmp_path / "said").read_text()
 
 
 def test_everything_that_the_dockerfile_copies_is_there(projects: list[BakedProject]) -> None:

@@ -1,7 +1,7 @@
-"""Each tracker is told all of a training that is stopped and resumed: what it has is read back by its own means.
+"""A tracker has the whole of a run that was stopped and resumed, as read back with its own tools.
 
-tests/trackers/NAME.py runs in the project's environment and prints, as JSON, what the tracker knows of each run: numbers by
-name, each a list of steps and values, the settings, and the names of the files.
+tests/trackers/NAME.py runs in the project's environment and prints each run as JSON: lists of steps and values by name, the
+settings, and the names of the files.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ RUN = "runs/default"
 
 
 class Case(NamedTuple):
-    """How a tracker is used without the world: what its clients are told, and its server, if it has one."""
+    """How to use a tracker offline: environment variables, and its server, if it has one."""
 
     variables: dict[str, str]
     server: Callable[[Path, int], list[str]] | None = None
     runs: int = 1
-    """how many it has after a resume"""
+    """number of its runs after a resume"""
     files: bool = True
-    """whether it keeps files"""
+    """whether it stores files"""
     ends: tuple[Any, Any] = (None, None)
-    """what it says of a stopped and of a finished run, if it tells them apart"""
+    """state of a stopped and of a finished run, if they differ"""
 
 
 CASES = {
@@ -50,7 +50,7 @@ CASES = {
         ends=("KILLED", "FINISHED"),
     ),
     "wandb": Case({"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, ends=(1, 0)),
-    # These two resume only what their servers have.
+    # These two resume only runs of their servers.
     "clearml": Case(
         {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": "HOME", "CLEARML_API_SECRET_KEY": KEY}, runs=2
     ),
@@ -64,7 +64,7 @@ CASES = {
     ),
     "visdom": Case(
         {"VISDOM_SERVER_URL": "http://127.0.0.1", "VISDOM_PORT": "PORT"},
-        # Its own command downloads what a browser would show.
+        # Its own command downloads files for a browser.
         lambda folder, port: [
             "python3",
             "-c",
@@ -104,7 +104,7 @@ def server(project: Installed, command: list[str], port: int, log: Path) -> Iter
         process.wait()
 
 
-# The others are tested once a week: each is a page of the same interface, and some hundred megabytes to install.
+# The others are tested once a week: each implements the same interface and installs some hundred megabytes.
 ALWAYS = ("tensorboard",)
 
 
@@ -112,7 +112,7 @@ ALWAYS = ("tensorboard",)
     "tracker",
     [pytest.param(tracker, marks=() if tracker in ALWAYS else pytest.mark.trackers) for tracker in CASES],
 )
-def test_a_stopped_and_resumed_training_is_told_whole(
+def test_a_stopped_and_resumed_run_is_logged_completely(
     install: Installer, tracker: str, tmp_path: Path
 ) -> None:
     case = CASES[tracker]
@@ -138,28 +138,28 @@ def test_a_stopped_and_resumed_training_is_told_whole(
             assert process.wait(timeout=120) == 85, run.with_suffix(".log").read_text()
         reader = (ROOT / "tests" / "trackers" / f"{tracker}.py").read_text()
 
-        def told_so_far() -> list[dict[str, Any]]:
-            told: list[dict[str, Any]] = json.loads(
+        def logged_so_far() -> list[dict[str, Any]]:
+            logged: list[dict[str, Any]] = json.loads(
                 project.succeed("python3", "-c", reader, RUN).splitlines()[-1]
             )
-            return told
+            return logged
 
-        assert told_so_far()[-1].get("end") == case.ends[0]
+        assert logged_so_far()[-1].get("end") == case.ends[0]
         done = json.loads((run / "steps.jsonl").read_text().splitlines()[-1])["iteration"]
         more = ["--task.width", "8", "--train.log_every", "11", "--train.max_iterations", str(done + 33)]
         project.succeed("scripts/train.sh", *more, "--optim.lr", "0.001")
-        if tracker == "tensorboard":  # That it is told nothing does not depend on which it is.
+        if tracker == "tensorboard":  # The same for every tracker.
             trial = ["--train.max_iterations", "2", "--train.run_dir", "runs/trial"]
             project.succeed("scripts/train.sh", *trial, TRACKING="off")
         assert "tracker failed" not in (run / "log.txt").read_text(), (run / "log.txt").read_text()
-        runs = told_so_far()
+        runs = logged_so_far()
 
     assert runs[-1].get("end") == case.ends[1]
     assert len(runs) == case.runs
-    told: dict[str, list[list[float]]] = {}
+    logged: dict[str, list[list[float]]] = {}
     for part in runs:
         for name, points in part["points"].items():
-            told.setdefault(name, []).extend(points)
+            logged.setdefault(name, []).extend(points)
     # Every number of both files, once, and nothing else.
     expected: dict[str, list[list[float]]] = {}
     for group, file in (("train", "steps"), ("eval", "metrics")):
@@ -168,15 +168,15 @@ def test_a_stopped_and_resumed_training_is_told_whole(
             step = record.pop("iteration")
             for name, value in record.items():
                 expected.setdefault(f"{group}/{name}", []).append([step, value])
-    assert told.keys() == expected.keys()
+    assert logged.keys() == expected.keys()
     for name, points in expected.items():
-        # Some keep 32 bits of a number.
-        assert [step for step, _ in told[name]] == [step for step, _ in points], name
-        assert [value for _, value in told[name]] == pytest.approx(
+        # Some store float32.
+        assert [step for step, _ in logged[name]] == [step for step, _ in points], name
+        assert [value for _, value in logged[name]] == pytest.approx(
             [value for _, value in points], rel=1e-6
         ), name
     last = runs[-1]
-    # MLflow never changes what a run began with.
+    # MLflow cannot change the parameters of a run.
     assert float(last["settings"]["optim.lr"]) == (0.003 if tracker == "mlflow" else 0.001)
     best = Path(project.read_json(f"{RUN}/summary.json")["best"]["checkpoint"]).name
     assert last["picture"]
@@ -188,7 +188,7 @@ def test_a_stopped_and_resumed_training_is_told_whole(
 
 def test_a_tracker_that_hangs_costs_a_warning_and_no_step(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker="visdom")
-    tracking = project.path / "src" / project.package / "tracking.py"
+    tracking = project.path / "src" / project.package / "runtime/report/tracking.py"
     tracking.write_text(tracking.read_text().replace("LIMIT_S = 60.0", "LIMIT_S = 5.0"))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

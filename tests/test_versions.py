@@ -1,4 +1,4 @@
-"""The oldest and the newest versions that are allowed: of Python and cookiecutter, which render, and of what projects require."""
+"""The oldest and newest supported versions: Python and cookiecutter render, and projects train with their requirements."""
 
 import json
 import os
@@ -21,26 +21,21 @@ HERE = f"3.{sys.version_info.minor}"
 PYTHONS = versions.pythons()
 TARGET = Target("cpu", "gloo", "torchrun")
 RENDER_LIMIT_S = 600
-# Typed at the prompts: two answers that are not the first ones, and a yes.
+# Typed at the prompts: two answers other than the first, and a yes.
 TYPED = {question: "" for question in QUESTIONS} | {"hardware": "2", "launcher": "4", "use_notebook": "y"}
-# The last that is, by one answer; and one that knows no private variables.
+# The newest that is refused, and one without private variables.
 TOO_OLD = ("2.6.0", "1.7.3")
-# Of the own tests of a project, those that use each package that it requires.
-OWN_TESTS = (
-    "tests/test_config.py",
-    "tests/test_commands.py",
-    "tests/test_task.py",
-    "tests/test_introduction.py",
-)
-# A folder of wheels has one torch for one Python, those of the tests. Without one, uv gets any torch for the CPU; the only other
-# builds are those for CUDA, of several gigabytes, for which somebody has to ask.
+# Tests of a project that use every package it requires.
+OWN_TESTS = ("tests/test_settings.py", "tests/test_task.py", "tests/test_training.py")
+# A local folder of wheels has one torch, for the Python of the tests. Without it, uv installs any torch for the CPU. Other
+# builds are for CUDA and have several gigabytes: only with ANY_TORCH.
 ANY_TORCH = "PIP_FIND_LINKS" not in os.environ or "ANY_TORCH" in os.environ
 TRAINED = [(python, packages) for python in PYTHONS for packages in versions.RESOLUTIONS]
 TRAINED = TRAINED if ANY_TORCH else [(HERE, "lowest")]
 
 
 class Environment(NamedTuple):
-    """A Python of its own, with a home of its own."""
+    """A separate Python with a separate home."""
 
     python: Path
     variables: dict[str, str]
@@ -61,7 +56,7 @@ class Environment(NamedTuple):
 
 
 def environment_with(package: str, python: str, folder: Path, variables: dict[str, str]) -> Environment:
-    """Make an environment that holds one package and what that one requires."""
+    """Create an environment with one package and its requirements."""
     venv = folder / "venv"
     uv = [sys.executable, "-m", "uv", "--quiet"]
     for command in (
@@ -78,7 +73,7 @@ def environment_with(package: str, python: str, folder: Path, variables: dict[st
 # The page ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_states_what_is_required() -> None:
+def test_the_page_lists_every_requirement() -> None:
     page = versions.PAGE.read_text()
     requirements = CONTEXT["_requirements"]
     rows = [*requirements["backend"].values(), *requirements["task"].values(), requirements["common"]]
@@ -89,7 +84,7 @@ def test_the_page_states_what_is_required() -> None:
     assert f'requires-python = ">={versions.PYTHONS[0]}"' in (project / "pyproject.toml").read_text()
 
 
-def test_a_row_is_replaced_by_what_was_seen_and_kept_where_nothing_was(
+def test_a_row_is_replaced_by_a_new_result_and_otherwise_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old = """\
@@ -131,7 +126,7 @@ def test_a_row_is_replaced_by_what_was_seen_and_kept_where_nothing_was(
 @pytest.mark.versions
 @pytest.mark.parametrize("cookiecutter", versions.COOKIECUTTERS)
 @pytest.mark.parametrize("python", PYTHONS)
-def test_every_target_is_rendered_byte_for_byte_as_here(
+def test_every_target_is_rendered_byte_for_byte_the_same(
     full: dict[Target, BakedProject],
     bake: Bake,
     environment: dict[str, str],
@@ -222,7 +217,7 @@ def test_a_project_trains_and_its_tests_pass(
     required = tomli.loads((project.path / "pyproject.toml").read_text())["project"]["dependencies"]
     used = {name: installed[name] for name in (Requirement(text).name.lower() for text in required)}
     if packages == "lowest" and python == HERE:
-        # A newer Python has no wheels of the lowest ones.
+        # A newer Python has no wheels of the lowest versions.
         assert not [text for text in required if not is_lowest(Requirement(text), used)]
     project.succeed("scripts/train.sh")
     summary = project.read_json("runs/default/summary.json")
@@ -235,7 +230,7 @@ def test_a_project_trains_and_its_tests_pass(
 
 
 def is_lowest(requirement: Requirement, installed: dict[str, str]) -> bool:
-    """Return whether the version is the lowest of its range, or the torch to which the tests hold on."""
+    """Return whether the version is the lowest of its range, or the pinned torch."""
     (bound,) = (Version(part.version) for part in requirement.specifier if part.operator == ">=")
     version = Version(installed[requirement.name.lower()])
     return version.release[: len(bound.release)] == bound.release or (

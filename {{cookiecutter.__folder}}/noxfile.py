@@ -1,6 +1,6 @@
 """What keeps this project in order: ``nox`` runs the formatter, the linter, the type checker and the tests.
 
-``nox -s update`` updates it to the newest version of its template: docs/updating.md.
+``nox -s update`` updates it to the newest version of its template: docs/how-do-i.md.
 """
 
 import json
@@ -26,7 +26,7 @@ if not os.environ.keys() & SOURCES.values():
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check format, style, types."""
-    session.install("-e", ".[dev,sweep]")
+    session.install("-e", ".[dev]")
     session.run("ruff", "format", "--check")
     session.run("ruff", "check")
     session.run("mypy")
@@ -35,7 +35,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments after -- go to pytest."""
-    session.install("-e", ".[dev,sweep]")
+    session.install("-e", ".[dev]")
     # What pip cannot install by itself.
     for script in Path("scripts").glob("install_*.sh"):
         session.run(str(script), external=True)
@@ -44,7 +44,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def update(session: nox.Session) -> None:
-    """Update to the newest version of the template; QUESTION=ANSWER after -- changes answers: docs/updating.md."""
+    """Update to the newest version of the template; QUESTION=ANSWER after -- changes answers: docs/how-do-i.md."""
 
     def git(*arguments: str) -> list[str]:
         quietly = session.run("git", *arguments, external=True, silent=True, log=False, success_codes=[0, 128])
@@ -53,7 +53,7 @@ def update(session: nox.Session) -> None:
     answers = dict(argument.partition("=")[::2] for argument in session.posargs)
     checkout = ["--checkout", answers.pop("checkout")] if "checkout" in answers else []
     if not Path(".cruft.json").is_file():
-        session.error("There is no .cruft.json, which names the template: docs/updating.md says how to get one")
+        session.error("There is no .cruft.json, which names the template: docs/how-do-i.md shows how to create it")
     if git("rev-parse", "--is-inside-work-tree") != ["true"]:
         session.error("No git repository holds this project: git init && git add -A && git commit -m Rendered")
     if git("ls-files", ".cruft.json") != [".cruft.json"]:
@@ -82,6 +82,6 @@ def update(session: nox.Session) -> None:
     conflicts += [name[: -len(".rej")] for name in git("ls-files", "--others", "--exclude-standard", "*.rej")]
     if conflicts:
         files = ", ".join(sorted({*conflicts}))
-        session.error(f"Updated, but your edits conflict in {files}: docs/updating.md says what to do")
+        session.error(f"Updated, but your edits conflict in {files}: docs/how-do-i.md shows how to resolve them")
     changed = git("status", "--porcelain")
     session.log("Updated: read git diff HEAD, run nox, then commit" if changed else "This is the newest version")

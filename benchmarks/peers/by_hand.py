@@ -1,10 +1,11 @@
-"""The loop that one would write by hand: torch's own DDP, sampler and loader, as in its tutorial."""
+"""A plain loop with torch's own DDP, sampler and DataLoader, as in its tutorial."""
 
 import itertools
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from common import LR, Work, read_work, tell_of_epoch, tell_of_step
+from common import LR, print_lap, print_step, read_work
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -12,14 +13,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main() -> None:
-    """Train without end, and evaluate if asked to."""
+    """Train without end."""
     dist.init_process_group("gloo")
     work = read_work(dist.get_world_size())
     writes = dist.get_rank() == 0
     sampler: DistributedSampler = DistributedSampler(work.train, shuffle=True)
     loader = DataLoader(work.train, work.share, sampler=sampler, drop_last=True, **work.loader)
-    in_turn: DistributedSampler = DistributedSampler(work.val, shuffle=False)
-    val_loader = DataLoader(work.val, 256, sampler=in_turn, **work.loader)
+    val_sampler: DistributedSampler = DistributedSampler(work.val, shuffle=False)
+    val_loader = DataLoader(work.val, 256, sampler=val_sampler, **work.loader)
     model = DistributedDataParallel(work.model)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
     for epoch in itertools.count():
@@ -30,19 +31,19 @@ def main() -> None:
             cross_entropy(model(batch), targets).backward()
             optimizer.step()
             if writes and epoch == number == 0:
-                tell_of_step()
+                print_step()
         if work.evaluates:
-            evaluate(model.module, val_loader, work)
+            evaluate(model.module, val_loader)
         if writes:
-            tell_of_epoch(epoch + 1, work)
+            print_lap(epoch + 1, work)
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: DataLoader, work: Work) -> tuple[float, float]:
+def evaluate(model: nn.Module, batches: Iterable) -> tuple[float, float]:
     """Return loss and accuracy over all processes."""
     model.eval()
     totals = torch.zeros(3)
-    for batch, targets in loader:
+    for batch, targets in batches:
         scores = model(batch)
         right = (scores.argmax(1) == targets).float().mean(dim=tuple(range(1, targets.dim()))).sum()
         totals += torch.stack(

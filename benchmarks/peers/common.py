@@ -1,4 +1,4 @@
-"""What all programs of the benchmark share: the data, model, batch and optimizer of the rendered project's task."""
+"""What all peers share: the data, model, batch and learning rate of the benchmark's task."""
 
 import argparse
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ LR = 0.003
 
 
 class Work(NamedTuple):
-    """What is to be trained."""
+    """The work of a program."""
 
     train: Dataset
     val: Dataset
@@ -30,39 +30,39 @@ class Work(NamedTuple):
 
 
 def read_work(processes: int) -> Work:
-    """Return what the command line asks for."""
+    """Return the work that the command line describes."""
     parser = argparse.ArgumentParser()
     for name in ("data", "model", "folder"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("width", "size", "val_size", "batch_size", "epochs", "num_workers", "evaluates"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    asked = parser.parse_args()
-    settings = TaskConfig(asked.data, asked.model, asked.width, asked.size, asked.val_size, asked.folder)
+    given = parser.parse_args()
+    settings = TaskConfig(given.data, given.model, given.width, given.size, given.val_size, given.folder)
     data = load(settings)
     torch.manual_seed(0)
-    workers = {"num_workers": asked.num_workers, "persistent_workers": asked.num_workers > 0}
+    workers = {"num_workers": given.num_workers, "persistent_workers": given.num_workers > 0}
     return Work(
         plain(data.train),
         plain(data.val),
         create_model(settings, data),
-        asked.batch_size // processes,
-        asked.epochs,
-        bool(asked.evaluates),
+        given.batch_size // processes,
+        given.epochs,
+        bool(given.evaluates),
         workers,
     )
 
 
 def plain(dataset: Any) -> Any:
-    """Return what one would write: torch's own dataset, if it is in memory."""
+    """Return torch's own dataset for data in memory."""
     return TensorDataset(dataset.inputs, dataset.targets) if isinstance(dataset, InMemory) else dataset
 
 
-def tell_of_step() -> None:
-    """Print that the first step is done; throughput.py takes the time."""
+def print_step() -> None:
+    """Print that the first step is done."""
     print("step 1/", flush=True)
 
 
-def tell_of_epoch(number: int, work: Work) -> None:
-    """Print that a lap is done, if the epoch is its last one, with its evaluation."""
-    if number % work.epochs == 0:
-        print(f"lap {number // work.epochs}", flush=True)
+def print_lap(epoch: int, work: Work) -> None:
+    """Print that a lap is done if this epoch is its last."""
+    if epoch % work.epochs == 0:
+        print(f"lap {epoch // work.epochs}", flush=True)

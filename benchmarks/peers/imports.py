@@ -1,4 +1,4 @@
-"""What no training of these data can start without: torch, ignite and scikit-learn, which the data come with."""
+"""What every program imports: torch, ignite, and scikit-learn for the data."""
 
 import ignite.engine
 import ignite.handlers

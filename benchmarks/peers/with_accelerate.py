@@ -1,16 +1,16 @@
-"""The same with Hugging Face's Accelerate."""
+"""Hugging Face's Accelerate."""
 
 import itertools
 
 import torch
 from accelerate import Accelerator
-from common import LR, read_work, tell_of_epoch, tell_of_step
+from common import LR, print_lap, print_step, read_work
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 
 def main() -> None:
-    """Train without end, and evaluate if asked to."""
+    """Train without end."""
     accelerator = Accelerator(cpu=True)
     work = read_work(accelerator.num_processes)
     writes = accelerator.is_main_process
@@ -28,7 +28,7 @@ def main() -> None:
             accelerator.backward(cross_entropy(model(batch), targets))
             optimizer.step()
             if writes and epoch == number == 0:
-                tell_of_step()
+                print_step()
         if work.evaluates:
             model.eval()
             loss = right = samples = 0.0
@@ -39,7 +39,7 @@ def main() -> None:
                     right += float((scores.argmax(1) == known).sum())
                     samples += len(known)
         if writes:
-            tell_of_epoch(epoch + 1, work)
+            print_lap(epoch + 1, work)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The way that PyTorch-Ignite's code-generator writes it: auto_model, auto_dataloader, ``.item()`` in every step."""
+"""PyTorch-Ignite as its code-generator writes it: auto_model, auto_dataloader, ``.item()`` in every step."""
 
 from typing import Any
 
 import ignite.distributed as idist
 import torch
-from common import LR, read_work, tell_of_epoch, tell_of_step
+from common import LR, print_lap, print_step, read_work
 from ignite.engine import Engine, Events, create_supervised_evaluator
 from ignite.handlers import ProgressBar
 from ignite.metrics import Accuracy, Loss, RunningAverage
@@ -13,10 +13,10 @@ from torch.utils.data import DistributedSampler
 
 
 def training(local_rank: int) -> None:
-    """Train without end, and evaluate if asked to."""
+    """Train without end."""
     processes, writes = idist.get_world_size(), idist.get_rank() == 0
     work = read_work(processes)
-    # They take the batch of all processes, and the workers of all processes of a node.
+    # auto_dataloader divides the batch and the workers by the processes.
     workers = {**work.loader, "num_workers": work.loader["num_workers"] * processes}
     loader = idist.auto_dataloader(
         work.train, batch_size=work.share * processes, shuffle=True, drop_last=True, **workers
@@ -38,13 +38,13 @@ def training(local_rank: int) -> None:
     RunningAverage(output_transform=lambda output: output["train_loss"]).attach(trainer, "loss")
     if writes:
         ProgressBar(persist=False).attach(trainer, ["loss"])
-        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=1), tell_of_step)
+        trainer.add_event_handler(Events.ITERATION_COMPLETED(once=1), print_step)
     evaluator = create_supervised_evaluator(
         model, {"accuracy": Accuracy(), "loss": Loss(cross_entropy)}, device=idist.device()
     )
 
     @trainer.on(Events.EPOCH_STARTED)
-    def shuffle_anew() -> None:
+    def shuffle() -> None:
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(trainer.state.epoch)
 
@@ -53,7 +53,7 @@ def training(local_rank: int) -> None:
         if work.evaluates:
             evaluator.run(val_loader)
         if writes:
-            tell_of_epoch(trainer.state.epoch, work)
+            print_lap(trainer.state.epoch, work)
 
     trainer.run(loader, max_epochs=10**9)
 

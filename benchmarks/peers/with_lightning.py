@@ -1,4 +1,4 @@
-"""The same with Lightning, without its logger, progress bar and checkpoints."""
+"""Lightning, without its logger, progress bar and checkpoints."""
 
 import logging
 import warnings
@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning
 import torch
-from common import LR, Work, read_work, tell_of_epoch, tell_of_step
+from common import LR, Work, print_lap, print_step, read_work
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -27,7 +27,7 @@ class Module(lightning.LightningModule):
         return cross_entropy(self.model(inputs), targets)
 
     def validation_step(self, batch: Any, number: int) -> None:
-        """Measure a batch."""
+        """Log loss and accuracy of a batch."""
         inputs, targets = batch
         scores = self.model(inputs)
         right = (scores.argmax(1) == targets).float().mean()
@@ -38,25 +38,25 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), LR)
 
 
-class Told(lightning.Callback):
-    """Tells of the first step, and of the epochs, whose evaluation belongs to them."""
+class Printer(lightning.Callback):
+    """Prints the first step and the laps."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *rest: Any) -> None:
-        """Tell of the first step."""
+        """Print the first step."""
         if trainer.is_global_zero and trainer.global_step == 1:
-            tell_of_step()
+            print_step()
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """Tell of an epoch."""
+        """Print a lap."""
         if trainer.is_global_zero:
-            tell_of_epoch(trainer.current_epoch + 1, self.work)
+            print_lap(trainer.current_epoch + 1, self.work)
 
 
 def main() -> None:
-    """Train without end, and evaluate if asked to."""
+    """Train without end."""
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     work = read_work(PROCESSES)
@@ -71,7 +71,7 @@ def main() -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[Told(work)],
+        callbacks=[Printer(work)],
     )
     loader = DataLoader(work.train, work.share, shuffle=True, drop_last=True, **work.loader)
     trainer.fit(Module(work), loader, DataLoader(work.val, 256, **work.loader))

@@ -1,9 +1,9 @@
-"""Print a manifest with the image, the size and the options of one training, or apply it as scripts/train.sh does.
+"""Print a manifest with the image, the size and the options of one run, or apply it as scripts/train.sh does.
 
 usage: manifest.py [--apply] MANIFEST [--section.field value ...]
-       manifest.py --size MANIFEST prints its nodes and its processes on each of them
+       manifest.py --size MANIFEST    # print the number of nodes, and of processes on each
 
-IMAGE, NNODES and NPROC_PER_NODE change what the file says.
+IMAGE, NNODES and NPROC_PER_NODE replace those of the file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import yaml
 
 
 def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, processes: str) -> tuple[int, int]:
-    """Change a TrainJob or a Job; an empty text leaves what it says. Other kinds stay as they are.
+    """Change a TrainJob or a Job, and nothing else; empty values keep those of the manifest.
 
-    Returns the nodes, and the processes on each of them; zeros for other kinds.
+    Returns the number of nodes, and of processes on each; zeros for other kinds.
     """
     if document["kind"] == "TrainJob":
         container = document["spec"]["trainer"]
@@ -46,40 +46,39 @@ def adapt(document: dict[str, Any], options: list[str], image: str, nodes: str, 
     for amounts in resources.values():
         for name, amount in amounts.items():
             amounts[name] = multiply(str(amount), size[1], before)
-    # Of two of the same name, the later one counts.
+    # An option that is given twice has the later value.
     container["args"] += options
     return size
 
 
 def multiply(amount: str, processes: int, before: int) -> str:
-    """Return what so many processes need, where those before need ``amount``, such as 2, 1.5 or 4Gi."""
+    """Return the amount for ``processes``, if ``before`` of them need ``amount``, such as 2, 1.5 or 4Gi."""
 
     def multiplied(number: re.Match[str]) -> str:
         if "." in number[0]:
             return f"{float(number[0]) * processes / before:g}"
-        # Of whole cores and devices, there are only whole ones: rounded up.
+        # Devices cannot be divided: round up.
         return str(-(-int(number[0]) * processes // before))
 
     return re.sub(r"^\d+(\.\d+)?", multiplied, amount)
 
 
-def refuse(sentence: str) -> NoReturn:
-    """End with bad usage."""
-    print(f"error: {sentence}", file=sys.stderr)
+def fail(message: str) -> NoReturn:
+    """Print an error and exit with the code for bad usage."""
+    print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
 def apply(manifest: str, name: str, namespace: str = "") -> int:
-    """Let kubectl apply the manifest, and say how to follow its training; return the exit code."""
+    """Apply the manifest with kubectl and print how to follow the run; return the exit code."""
     if "image: registry.example.com/" in manifest:
-        refuse("set IMAGE to the image that the cluster pulls, as docs/kubernetes.md shows")
+        fail("IMAGE is not set. Set it to an image that the cluster can pull, as in docs/kubernetes.md.")
     code = subprocess.run(["kubectl", "apply", "-f", "-"], input=manifest, text=True, check=False).returncode
     if not code:
         label = "job-name" if "kind: Job\n" in manifest else "jobset.sigs.k8s.io/jobset-name"
-        there = f" -n {namespace}" if namespace else ""
-        print(
-            f"when its pods run, follow them with  kubectl logs{there} -f --prefix --tail=-1 --max-log-requests 99 -l {label}={name}"
-        )
+        options = f"-n {namespace} " if namespace else ""
+        options += f"-f --prefix --tail=-1 --max-log-requests 99 -l {label}={name}"
+        print(f"when its pods run, follow them with  kubectl logs {options}")
     return code
 
 
@@ -89,24 +88,24 @@ def main() -> int:
     mode = arguments.pop(0) if arguments[:1] in (["--size"], ["--apply"]) else ""
     file, *options = arguments or ["MANIFEST"]
     if not Path(file).is_file():
-        refuse(f"{file} is not a file: choose scripts/trainjob.yaml or scripts/job.yaml")
+        fail(f"MANIFEST {file} does not exist. Use scripts/trainjob.yaml or scripts/job.yaml.")
     image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
     for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
         if text and not re.fullmatch(r"[1-9]\d*", text):
-            refuse(f"{name} must be a number, such as 2, not {text}")
+            fail(f"{name} {text} is not a positive number. Set it to 2, for example, or unset it.")
     try:
-        # A separator behind the last document begins an empty one.
+        # A separator after the last document starts an empty one.
         documents = [part for part in yaml.safe_load_all(Path(file).read_text(encoding="utf-8")) if part is not None]
         sizes = [adapt(document, options, image, nodes, processes) for document in documents]
         names = [(part["metadata"]["name"], part["metadata"].get("namespace", "")) for part in documents]
     except yaml.YAMLError as error:
-        refuse(f"{file} is no YAML ({' '.join(str(error).split())}): correct it")
+        fail(f"{file} is not valid YAML ({' '.join(str(error).split())}). Correct it.")
     except KeyError as missing:
-        refuse(f"{file} has no {missing.args[0]}, which this command changes: write it as scripts/ had it")
+        fail(f"{file} does not have {missing.args[0]}. Add it, as in the original of this file.")
     except (AttributeError, IndexError, TypeError, ValueError) as error:
-        refuse(f"{file} is no manifest that this command can change ({error}): write it as scripts/ had it")
+        fail(f"{file} does not have the expected structure ({error}). Restore that of the original file.")
     if mode and max(sizes, default=(0, 0)) == (0, 0):
-        refuse(f"{file} holds no TrainJob and no Job: choose scripts/trainjob.yaml or scripts/job.yaml")
+        fail(f"{file} contains neither a TrainJob nor a Job. Use scripts/trainjob.yaml or scripts/job.yaml.")
     manifest = yaml.safe_dump_all(documents, sort_keys=False)
     if mode == "--apply":
         return apply(manifest, *names[-1])

@@ -1,4 +1,4 @@
-"""The digits of scikit-learn, each with the noise that a fake is made of."""
+"""The digits of scikit-learn, each with the noise for one generated image."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..randomness import normal
 from .settings import TaskConfig
 
 Batch = tuple[Tensor, Tensor]
 
 
 class Images:
-    """Images (samples, 1, 8, 8) between -1 and 1, in memory."""
+    """Images in memory, (samples, 1, 8, 8), with values from -1 to 1."""
 
     def __init__(self, images: Tensor, noise: int) -> None:
         self.images, self.noise = images, noise
@@ -28,13 +27,16 @@ class Images:
     def __getitems__(self, indices: list[int], seeds: Tensor) -> Batch:
         """Return images (batch, 1, 8, 8) and noise (batch, noise).
 
-        The noise follows from the seeds (batch,), one for each image: drawn in the step, it would depend on the rank.
+        Args:
+            seeds: one for each image, (batch,), which determines its noise on any number of processes.
         """
-        return self.images[torch.tensor(indices, dtype=torch.int64)], normal(seeds, self.noise)
+        generator = torch.Generator()
+        noise = [torch.randn(self.noise, generator=generator.manual_seed(seed)) for seed in seeds.tolist()]
+        return self.images[torch.tensor(indices, dtype=torch.int64)], torch.stack(noise)
 
 
 class Data(NamedTuple):
-    """The two sets of images."""
+    """Training and validation set."""
 
     train: Images
     val: Images
@@ -42,13 +44,13 @@ class Data(NamedTuple):
 
 
 def load(settings: TaskConfig) -> Data:
-    """Return the digits, a fifth of them for validation."""
-    # The file behind load_digits of sklearn.datasets, whose import brings all of scipy: seconds in every process.
+    """Return the digits, with a fifth of them for validation."""
+    # The file of sklearn.datasets.load_digits, whose import takes seconds in every process.
     sklearn = importlib.util.find_spec("sklearn")
-    assert sklearn and sklearn.origin, "pyproject.toml asks for scikit-learn"
+    assert sklearn and sklearn.origin, "pyproject.toml requires scikit-learn"
     table = np.loadtxt(Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz", np.float32, delimiter=",")
     images = torch.from_numpy(table[:, :64]).reshape(-1, 1, 8, 8) / 8 - 1
-    # The file groups writers: shuffle once, the same way in every run, before cutting off the last fifth.
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    # The file is sorted by writer: shuffle it, always in the same way, before cutting off the last fifth.
+    images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
     cut = len(images) * 4 // 5
-    return Data(Images(images[order[:cut]], settings.noise), Images(images[order[cut:]], settings.noise), "digits")
+    return Data(Images(images[:cut], settings.noise), Images(images[cut:], settings.noise), "digits")

@@ -1,4 +1,4 @@
-"""The model: a generator and a discriminator, which learn from each other."""
+"""The model: a generator and a discriminator, trained against each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .settings import TaskConfig
 
 
 class GAN(nn.Module):
-    """Two networks of Goodfellow et al., "Generative adversarial nets" (2014)."""
+    """Two networks (Goodfellow et al., "Generative adversarial nets", 2014)."""
 
     def __init__(self, noise: int, width: int) -> None:
         super().__init__()
@@ -33,11 +33,11 @@ class GAN(nn.Module):
         )
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Return images (batch, 1, 8, 8) between -1 and 1 for noise (batch, numbers)."""
+        """Return generated images (batch, 1, 8, 8), from -1 to 1, for noise (batch, numbers)."""
         images: Tensor = self.generator(noise)
         return images
 
 
-def create_model(settings: TaskConfig, data: Data) -> nn.Module:
+def create_model(settings: TaskConfig, data: Data) -> GAN:
     """Return both networks as one module."""
     return GAN(settings.noise, settings.width)

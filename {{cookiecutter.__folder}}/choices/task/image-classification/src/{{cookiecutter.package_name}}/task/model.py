@@ -1,4 +1,4 @@
-"""The models: a small convolutional network, and a small ResNet with batch normalization."""
+"""The models: a small convolutional network and a small ResNet."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from .settings import TaskConfig
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    """Return a network from images (batch, *data.shape) to scores (batch, len(data.classes))."""
-    return {"cnn": create_cnn, "resnet": create_resnet}[settings.model](settings.width, data)
+    """Return a network from images (batch, *data.shape) to logits (batch, len(data.classes))."""
+    create = {"cnn": create_cnn, "resnet": create_resnet}[settings.model]
+    return create(settings.width, data.shape[0], len(data.classes))
 
 
-def create_cnn(width: int, data: Data) -> nn.Module:
-    """Return a network that learns the same on every world size.
+def create_cnn(width: int, channels: int, num_classes: int) -> nn.Module:
+    """Return a network that gives the same results on any number of processes.
 
-    It normalizes by groups of channels, not over the batch: what it computes for a sample does not depend on the
-    other samples of its process. And it is smooth: at the kink of a ReLU the rounding of a sum decides which way a
-    gradient goes, and two equal trainings soon differ in the fourth digit.
+    GroupNorm does not depend on the other samples of a batch. And SiLU is smooth: at the kink of a ReLU, rounding would
+    decide the gradient, and equal runs would soon differ in the fourth digit.
     """
     return nn.Sequential(
-        _block(data.shape[0], width),
+        _block(channels, width),
         _block(width, 2 * width),
         nn.AvgPool2d(2),
         _block(2 * width, 2 * width),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(8 * width, len(data.classes)),
+        nn.Linear(8 * width, num_classes),
     )
 
 
@@ -40,22 +40,22 @@ def _block(channels_in: int, channels_out: int) -> nn.Sequential:
     )
 
 
-def create_resnet(width: int, data: Data) -> nn.Module:
-    """Return a ResNet of three residual blocks, each but the first at half the resolution and twice the width."""
+def create_resnet(width: int, channels: int, num_classes: int) -> nn.Module:
+    """Return a ResNet of three residual blocks; the last two halve the resolution and double the width."""
     return nn.Sequential(
-        _convolution(data.shape[0], width),
+        _convolution(channels, width),
         nn.ReLU(),
         Residual(width, width, stride=1),
         Residual(width, 2 * width, stride=2),
         Residual(2 * width, 4 * width, stride=2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(4 * width, len(data.classes)),
+        nn.Linear(4 * width, num_classes),
     )
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut, of He et al., "Deep residual learning for image recognition" (2016)."""
+    """Two convolutions and a shortcut (He et al., "Deep residual learning for image recognition", 2016)."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()

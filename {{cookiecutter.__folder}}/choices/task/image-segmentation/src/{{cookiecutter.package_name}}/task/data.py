@@ -1,4 +1,4 @@
-"""Scenes put together from real handwritten digits, on a made-up background: the class of each pixel is known."""
+"""Scenes composed of real handwritten digits on a synthetic background, so that the class of each pixel is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = ("background", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
 
 
 class Scenes:
-    """Images (scenes, 1, size, size), float32, and their masks (scenes, size, size), int64, read a batch at a time."""
+    """Images (scenes, 1, size, size), float32, and their masks (scenes, size, size), int64."""
 
     def __init__(self, images: Tensor, masks: Tensor) -> None:
         self.images, self.masks = images, masks
@@ -35,18 +35,17 @@ class Scenes:
 
 
 class Data(NamedTuple):
-    """The two sets of scenes, and what the model needs to know of them."""
+    """Training and validation set, and what the model needs to know about them."""
 
     train: Scenes
     val: Scenes
     title: str
     channels: int
     classes: tuple[str, ...]
-    """their names"""
 
 
 def load(settings: TaskConfig) -> Data:
-    """Return the scenes, the same in every run; those for validation hold digits that no training scene holds."""
+    """Return the scenes, the same in every run. No digit is in both sets."""
     table = np.random.default_rng(0).permutation(_digits())
     cut = len(table) * 4 // 5
     train = _scenes(table[:cut], settings.train_scenes, settings, seed=1)
@@ -55,9 +54,9 @@ def load(settings: TaskConfig) -> Data:
 
 
 def _digits() -> npt.NDArray[np.float32]:
-    # The file behind load_digits of sklearn.datasets, whose import brings all of scipy: seconds in every process.
+    # The file of sklearn.datasets.load_digits, whose import takes seconds in every process.
     sklearn = importlib.util.find_spec("sklearn")
-    assert sklearn and sklearn.origin, "pyproject.toml asks for scikit-learn"
+    assert sklearn and sklearn.origin, "pyproject.toml requires scikit-learn"
     file = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz"
     return np.loadtxt(file, np.float32, delimiter=",")
 
@@ -65,8 +64,8 @@ def _digits() -> npt.NDArray[np.float32]:
 def _scenes(table: npt.NDArray[np.float32], count: int, settings: TaskConfig, seed: int) -> Scenes:
     """Return scenes of the digits in ``table``, whose rows are 64 pixels from 0 to 16 and a label.
 
-    The background grows brighter in some direction. Each digit has a brightness of its own, and lies anywhere in a cell
-    of its own. A pixel belongs to a digit if at least half of it is ink.
+    The background is a gradient of random direction. Each digit has a random brightness and a random place in a cell of
+    its own. A pixel belongs to a digit if at least half of it is ink.
     """
     random = np.random.default_rng(seed)
     size, shape, cells = settings.size, (count, settings.digits), settings.size // CELL

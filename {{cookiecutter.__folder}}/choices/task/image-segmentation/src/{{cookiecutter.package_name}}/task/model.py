@@ -11,10 +11,10 @@ from .settings import TaskConfig
 
 
 class UNet(nn.Module):
-    """Scores of the classes for each pixel, found at three resolutions.
+    """A U-Net of three resolutions (Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation", 2015).
 
-    Of Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation" (2015). It learns the same
-    on every world size: it is smooth, and normalizes by groups of channels, not over the batch.
+    It gives the same results on any number of processes: GroupNorm does not depend on the other samples of a batch, and
+    SiLU is smooth.
     """
 
     def __init__(self, channels: int, num_classes: int, width: int) -> None:
@@ -26,7 +26,7 @@ class UNet(nn.Module):
         self.join_middle = _block(4 * width, 2 * width)
         self.up_fine = nn.ConvTranspose2d(2 * width, width, kernel_size=2, stride=2)
         self.join_fine = _block(2 * width, width)
-        self.scores = nn.Conv2d(width, num_classes, kernel_size=1)
+        self.logits = nn.Conv2d(width, num_classes, kernel_size=1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (batch, num_classes, height, width) for (batch, channels, height, width), sides divisible by 4."""
@@ -35,8 +35,8 @@ class UNet(nn.Module):
         coarse = self.coarse(avg_pool2d(middle, 2))
         middle = self.join_middle(torch.cat([middle, self.up_middle(coarse)], dim=1))
         fine = self.join_fine(torch.cat([fine, self.up_fine(middle)], dim=1))
-        result: Tensor = self.scores(fine)
-        return result
+        logits: Tensor = self.logits(fine)
+        return logits
 
 
 def _block(channels_in: int, channels_out: int) -> nn.Sequential:
@@ -48,5 +48,5 @@ def _block(channels_in: int, channels_out: int) -> nn.Sequential:
 
 
 def create_model(settings: TaskConfig, data: Data) -> nn.Module:
-    """Return a network from images (batch, data.channels, ...) to scores (batch, len(data.classes), ...)."""
+    """Return a network from images (batch, data.channels, ...) to logits (batch, len(data.classes), ...)."""
     return UNet(data.channels, len(data.classes), settings.width)

@@ -1,29 +1,29 @@
-"""The settings of the task; read before torch is imported."""
+"""Settings of the task. Read before torch is imported."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Pixels along one side of the square in which a digit is put.
+# Height and width in pixels of the cell that holds a digit.
 CELL = 12
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What is learned, from which scenes, by how large a network."""
+    """Which scenes to segment, and with which network."""
 
     train_scenes: int = 2048
-    """scenes to learn from"""
+    """training scenes"""
     val_scenes: int = 512
-    """scenes that are kept for validation, with digits of their own"""
+    """validation scenes, made of other digits"""
     size: int = 24
-    """pixels along one side of a scene"""
+    """height and width of a scene in pixels"""
     digits: int = 4
     """digits in each scene"""
     noise: float = 0.05
-    """standard deviation of the noise; the ink of a digit is between 0.4 and 1"""
+    """standard deviation of the noise; digits have a brightness from 0.4 to 1"""
     width: int = 16
-    """channels at full resolution; twice and four times as many at a half and a quarter of it"""
+    """channels at full resolution; two and four times as many at a half and a quarter of it"""
 
     def __post_init__(self) -> None:
         for name in ("train_scenes", "val_scenes", "size", "digits"):

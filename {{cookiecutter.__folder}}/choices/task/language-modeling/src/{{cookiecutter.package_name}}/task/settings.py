@@ -1,40 +1,32 @@
-"""The settings of the task; read before torch is imported."""
+"""Settings of the task. Read before torch is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from ..checks import Check
-
-if TYPE_CHECKING:
-    from ..config import Config
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What is learned, from which text, by how large a network."""
+    """Which text to learn, and with which network."""
 
     text: str | None = None
-    """file of text; null is the source code of Python's standard library"""
+    """a text file; null is the source code of Python's standard library"""
     root: str = "data"
-    """folder in which that is written"""
+    """folder where that is written"""
     train_tokens: int = 1_000_000
-    """bytes of the text to learn from"""
+    """bytes of the training set"""
     val_tokens: int = 100_000
-    """bytes of the text that are kept for validation"""
+    """bytes of the validation set"""
     context: int = 64
-    """tokens that the model sees at a time"""
+    """length of a window in tokens"""
     width: int = 64
-    """numbers that stand for each token between the layers"""
+    """size of the embedding of a token"""
     layers: int = 2
-    """blocks of attention and a feed-forward network"""
+    """decoder blocks"""
     heads: int = 4
-    """of the attention; they share the width"""
+    """attention heads; must divide width"""
     dropout: float = 0.0
-    """part of the numbers that is left out of a step"""
+    """dropout probability"""
 
     def __post_init__(self) -> None:
         for name in ("train_tokens", "val_tokens", "context", "width", "layers", "heads"):
@@ -46,11 +38,3 @@ class TaskConfig:
             raise ValueError(f"task.train_tokens and task.val_tokens must be more than task.context {self.context}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"task.dropout must be at least 0 and less than 1, not {self.dropout}")
-
-
-def requirements(config: Config) -> Iterator[Check]:
-    """Yield whether the text is there."""
-    text = config.task.text
-    missing = text is not None and not Path(text).is_file()
-    found = f"there is no file {text}" if missing else text or "the source code of Python's standard library"
-    yield Check("data", not missing, found, "choose another task.text")

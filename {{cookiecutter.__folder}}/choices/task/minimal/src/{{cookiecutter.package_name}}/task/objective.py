@@ -1,4 +1,4 @@
-"""What the training aims at."""
+"""The loss to minimize, and the metrics of the validation set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from ignite.metrics import MeanAbsoluteError, Metric
 from torch import Tensor, nn
 
-SCORE = "error"  # which metric chooses the best checkpoint, or "loss"
+# The metric that chooses the best checkpoint, or "loss".
+SCORE = "error"
 HIGHER_IS_BETTER = False
 LOSS_LABEL = "mean squared error"
 
@@ -21,10 +22,9 @@ def forward(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of the batch."""
-    # Yours.
     return nn.functional.mse_loss(outputs, targets)
 
 
 def metrics(device: torch.device) -> dict[str, Metric]:
-    """Return what is measured in every evaluation; any of ignite's metrics that is one number."""
+    """Return the metrics of an evaluation by name: any ignite metric that is one number."""
     return {"error": MeanAbsoluteError(device=device)}

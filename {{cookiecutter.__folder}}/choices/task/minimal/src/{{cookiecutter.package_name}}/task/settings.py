@@ -1,4 +1,4 @@
-"""The settings of the task; read before torch is imported."""
+"""Settings of the task. Read before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Each field is an option ``--task.NAME``, and a line of configs/default.yaml."""
+    """Each field is an option ``--task.NAME`` and a line of configs/default.yaml."""
 
     width: int = 16
     """hidden units"""

@@ -1,4 +1,4 @@
-"""The model: two hidden layers between the units of the inputs and the unit of the target."""
+"""The model: a network of two hidden layers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .settings import TaskConfig
 
 
 class Regressor(nn.Module):
-    """A network that knows how the training rows are scaled, so that predictions and targets keep their units.
+    """A network that standardizes inputs and targets by the training rows, so that predictions are in the target's unit.
 
     Args:
-        rows: training rows, (rows, columns), the last of which is the target.
+        rows: training rows, (rows, columns), with the target in the last column.
     """
 
     mean: Tensor

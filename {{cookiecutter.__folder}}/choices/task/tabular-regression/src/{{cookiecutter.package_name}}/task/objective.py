@@ -1,4 +1,4 @@
-"""What the training aims at: the loss that it minimizes, and what is measured on the validation set."""
+"""The loss to minimize, and the metrics of the validation set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .data import Batch
 
-# Which metric chooses the best checkpoint, or "loss"; and whether more of it is better.
+# The metric that chooses the best checkpoint, or "loss".
 SCORE = "mae"
 HIGHER_IS_BETTER = False
 LOSS_LABEL = "mean squared error"
@@ -27,7 +27,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def metrics(device: torch.device) -> dict[str, Metric]:
-    """Return the mean absolute and the root mean squared error, in the unit of the target, and R squared."""
+    """Return the mean absolute and root mean squared error, in the unit of the target, and R squared."""
     return {
         "mae": MeanAbsoluteError(device=device),
         "rmse": RootMeanSquaredError(device=device),

@@ -1,4 +1,4 @@
-"""What the training aims at: the loss that it minimizes, and what is measured on the validation set."""
+"""The loss to minimize, and the metrics of the validation set."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor, nn
 
 from .data import Batch
 
-# Which metric chooses the best checkpoint, or "loss"; and whether more of it is better.
+# The metric that chooses the best checkpoint, or "loss".
 SCORE = "accuracy"
 HIGHER_IS_BETTER = True
 LOSS_LABEL = "cross-entropy (nats)"
 
 
 def forward(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return scores (batch, classes) and labels (batch,)."""
+    """Return logits (batch, classes) and labels (batch,)."""
     tokens, labels = batch
     return model(tokens), labels
 
 
-def loss(scores: Tensor, labels: Tensor) -> Tensor:
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of the batch, in nats."""
-    return nn.functional.cross_entropy(scores, labels)
+    return nn.functional.cross_entropy(logits, labels)
 
 
 def metrics(device: torch.device) -> dict[str, Metric]:
-    """Return the accuracy, and macro F1: the mean of the classes' F1 scores, in which a rare class counts as much."""
+    """Return the accuracy and macro F1, in which rare classes count as much as frequent ones."""
     return {"accuracy": Accuracy(device=device), "macro_f1": Fbeta(1.0, device=device)}

@@ -1,38 +1,30 @@
-"""The settings of the task; read before torch is imported."""
+"""Settings of the task. Read before torch is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from ..checks import Check
-
-if TYPE_CHECKING:
-    from ..config import Config
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What is learned, from which texts, by how large a network."""
+    """Which texts to classify, and with which network."""
 
     table: str | None = None
     """CSV file with the columns text and label; null is functions of Python's standard library"""
     val_part: float = 0.2
-    """part of the texts that is kept for validation"""
+    """fraction of the texts kept for validation"""
     vocabulary: int = 8192
-    """numbers that words are hashed into, and one for padding"""
+    """token ids: one for padding, the others for hashed words"""
     length: int = 64
-    """words that are read of each text, from its beginning"""
+    """largest number of words; the rest of a text is cut off"""
     width: int = 64
-    """numbers that stand for each word between the layers"""
+    """size of the embedding of a word"""
     layers: int = 1
-    """blocks of attention and a feed-forward network"""
+    """encoder blocks"""
     heads: int = 4
-    """of the attention; they share the width"""
+    """attention heads; must divide width"""
     dropout: float = 0.1
-    """part of the numbers that is left out of a step"""
+    """dropout probability"""
 
     def __post_init__(self) -> None:
         for name, least in (("vocabulary", 2), ("length", 1), ("width", 1), ("layers", 1), ("heads", 1)):
@@ -43,11 +35,3 @@ class TaskConfig:
         for name, value in (("val_part", self.val_part), ("dropout", self.dropout)):
             if not 0 <= value < 1:
                 raise ValueError(f"task.{name} must be at least 0 and less than 1, not {value}")
-
-
-def requirements(config: Config) -> Iterator[Check]:
-    """Yield whether the table is there."""
-    table = config.task.table
-    missing = table is not None and not Path(table).is_file()
-    found = f"there is no file {table}" if missing else table or "functions of Python's standard library"
-    yield Check("data", not missing, found, "choose another task.table")

@@ -1,1 +1,0 @@
-scripts/install_visdom.sh  # wheel이 없는 Visdom을 빌드

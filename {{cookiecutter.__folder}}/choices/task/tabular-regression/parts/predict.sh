@@ -1,1 +1,0 @@
-python3 -m {{ cookiecutter.package_name }} predict --checkpoint {{ cookiecutter.__run_dir }} rows.csv  # without the target

@@ -1,0 +1,124 @@
+"""How processes start, meet, communicate and end. This file: ranks, sizes and signals.
+
+launch.py, launcher.py   the command that starts a run, and how it is supervised
+start.py, local.py       what each process does first and last; processes of this machine without a launcher
+backend.py               facts about the backend, without importing torch
+exchange.py              how processes meet and communicate
+hardware.py              the device of a process
+collectives.py           what ranks agree on
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ..report import UsageError
+
+# A run saves a checkpoint and ends with this code on a stop signal; the same command resumes it.
+EXIT_RESUMABLE = 85
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+# Set for processes whose launcher reports a failure for any exit code but 0; they exit with 0 after a stop.
+SUPERVISED = "DDL_SUPERVISED"
+# How long a process that failed waits before it ends, so that others can report the cause.
+GRACE_S = 2.0
+# Signals that arrived before the run could handle them.
+early_signals: set[int] = set()
+# Called when this process has run its function, whatever came of it.
+at_exit: list[Callable[[], None]] = []
+
+
+class Ranks(NamedTuple):
+    """Which of the processes of a run this one is."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def ranks_from(names: Sequence[str]) -> Ranks | None:
+    """Return the ranks in variables of the environment; None if one of the first three is not set."""
+    matches = [re.match(r"\d+", os.environ.get(name, "")) for name in names]
+    numbers = [int(match[0]) for match in matches if match]
+    if not all(matches[:3]):
+        return None
+    return Ranks(numbers[0], numbers[1], numbers[2], numbers[3] if matches[3] else numbers[1])
+
+
+class Size(NamedTuple):
+    """How many processes a run has."""
+
+    nnodes: range
+    """every number of nodes that there may be"""
+    nproc_per_node: int | None
+    """None: one for each device that the backend finds"""
+
+    def world_sizes(self) -> list[int]:
+        """Return every number of processes that there may be."""
+        return [nnodes * (self.nproc_per_node or 1) for nnodes in self.nnodes]
+
+
+def keep_early_signals() -> None:
+    """Remember SIGUSR1 and SIGHUP until the run can stop in order, instead of ending at once.
+
+    A signal that the parent ignores stays ignored, as under nohup.
+    """
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: early_signals.add(number))
+
+
+def ignore_stop_signals() -> None:
+    """Keep this process alive on stop signals: the run still needs it."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def end_with_parent() -> None:
+    """Make the kernel send SIGTERM to this process when its parent exits; Linux only."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+@contextmanager
+def catching_stop_signals() -> Iterator[list[int]]:
+    """Collect stop signals in a list inside the ``with`` block, while the run can still save a checkpoint."""
+    received = [*early_signals]
+    remember = lambda number, frame: received.append(number)
+    handlers: dict[int, Any] = {}
+    # Python lets only the main thread handle signals, and some launchers train in another one.
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        # Ignored under nohup.
+        handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in handlers:
+        signal.signal(number, remember)
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is remember:
+                signal.signal(number, handler)
+
+
+def number_from_environment(name: str) -> int | None:
+    """Return a positive number from the environment, or None if it is not set.
+
+    Raises:
+        UsageError: if it is something else.
+    """
+    text = os.environ.get(name)
+    if not text:
+        return None
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise UsageError(f"{name} {text} is not a positive number. Set it to 2, for example, or unset it.")
+    return int(text)

@@ -1,0 +1,170 @@
+"""What each process of a run does first and last."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import pkgutil
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..report import Check, SampleError, UsageError, report_failure, say, sentence
+from . import GRACE_S, Ranks, at_exit, backend, hardware, launcher, local, ranks_from
+
+
+def ranks() -> Ranks | None:
+    """Return which process this is, or None if no launcher started it."""
+    if (assigned := local.ranks()) is not None:
+        return assigned
+    found = map(ranks_from, (("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), *launcher.RANK_VARIABLES))
+    return next((one for one in found if one), None)
+
+
+def resolve(config: Any) -> Any:
+    """Return the settings with "auto" replaced by what this project was made for.
+
+    Raises:
+        UsageError: for a backend, device or precision that this project does not support.
+    """
+    device, name = config.distributed.device, config.distributed.backend
+    device = hardware.DEVICE if device == "auto" else device
+    require_choice("distributed.device", device, hardware.DEVICES)
+    if name == "auto":
+        name = backend.ON_CPU if device == "cpu" else backend.NAME
+    require_choice("distributed.backend", name, [backend.ON_CPU] if device == "cpu" else backend.CHOICES)
+    require_choice("train.amp", config.train.amp, hardware.AMP)
+    if config.train.compile and not hardware.COMPILES:
+        raise UsageError("train.compile does not work on this hardware. Set it to false.")
+    return replace(config, distributed=replace(config.distributed, backend=name, device=device))
+
+
+def require_choice(setting: str, value: str, choices: Iterable[str]) -> None:
+    """Raise UsageError if a setting is none of the choices of this project."""
+    if value not in choices:
+        raise UsageError(f"{setting} {value} is not supported by this project. Use {' or '.join(choices)}.")
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep up to 1 GiB that a step frees; returned to the system, it would be cleared anew in the next step."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        # Larger blocks would fragment the heap.
+        mallopt(m_mmap_threshold, 2**25)
+        mallopt(m_trim_threshold, 2**30)
+
+
+def run(function: Callable[..., int], config: Any, *arguments: Any) -> int:
+    """Run ``function(local_rank, config, *arguments)`` in every process of this machine; return the exit code.
+
+    Starts ``distributed.nproc_per_node`` processes here unless a launcher has started this one.
+
+    Raises:
+        UsageError: if another launcher started this process.
+    """
+    worker = Worker(function, config, arguments)
+    if ranks():
+        return worker()
+    refuse_other_launchers()
+    nproc = config.distributed.nproc_per_node or (hardware.default_nproc_per_node() if launcher.NAME == "spawn" else 1)
+    return worker() if nproc == 1 else local.start(worker, nproc)
+
+
+def find_packs() -> list[Any]:
+    """Return the modules of ``packs/`` in the package.
+
+    Each may have COMMANDS, SECTIONS (of settings), and ``configure(config)``, called in every process of a run.
+    """
+    package = __name__.partition(".runtime.")[0]
+    folder = Path(__file__).parents[2] / "packs"
+    return [importlib.import_module(f"{package}.packs.{module.name}") for module in pkgutil.iter_modules([str(folder)])]
+
+
+def refuse_other_launchers() -> None:
+    """Raise UsageError if an unknown launcher started this process as one of several: each would train alone."""
+    names = [name for name in os.environ if re.fullmatch(r"\w+(?<!NODE)_RANK(ID)?", name)]
+    alone = any(os.environ.get(name) == "1" for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        names.append("SLURM_PROCID")
+    if names and not alone:
+        raise UsageError(
+            f"{names[0]} is set by a launcher other than {launcher.NAME}, so each process would train alone. Start the run "
+            "with scripts/train.sh."
+        )
+
+
+class Worker(NamedTuple):
+    """What one process of a run does; it can be pickled."""
+
+    function: Any
+    config: Any
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> int:
+        """Join the other processes, run the function, report a failure, and leave. Returns the exit code."""
+        settings, mine = self.config.distributed, ranks()
+        leave: Callable[[], None] = lambda: None
+        lost_peer: Callable[[BaseException], str] = lambda error: ""
+        try:
+            keep_freed_memory()
+            hardware.hide_others(settings.device)
+            import ignite.distributed as idist
+
+            from . import exchange
+
+            leave, lost_peer = idist.finalize, exchange.lost_peer
+            if mine:
+                hardware.claim(settings.device, mine.local_rank)
+            exchange.join(settings, mine)
+            started, wanted = idist.get_nproc_per_node(), settings.nproc_per_node
+            if wanted not in (None, started):
+                raise UsageError(
+                    f"distributed.nproc_per_node is {wanted}, but {started} were started on this node. Use scripts/train.sh."
+                )
+            for pack in find_packs():
+                getattr(pack, "configure", lambda config: None)(self.config)
+            code: int = self.function(idist.get_local_rank(), self.config, *self.arguments)
+            return code
+        except UsageError as error:
+            local_rank = mine.local_rank if mine else 0
+            if local_rank != error.local_rank and not isinstance(error, SampleError):
+                # That process prints it and ends this one, unless it does not have the error.
+                time.sleep(GRACE_S * (1 + local_rank))
+            say(f"error: {sentence(error)}")
+            end_at_once(error.exit_code, mine)
+            return error.exit_code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - reported here, with rank and step
+            report_failure(error, mine.rank if mine else 0, lost_peer(error))
+            end_at_once(1, mine)
+            return 1
+        finally:
+            while at_exit:
+                at_exit.pop()()
+            # A model in a reference cycle still holds the process group, which would abort the exit.
+            gc.collect()
+            leave()
+
+
+def end_at_once(exit_code: int, mine: Ranks | None) -> None:
+    """Exit without leaving the process group, if the backend would wait for the others there."""
+    if backend.LEAVES_TOGETHER and mine and mine.world_size > 1:
+        time.sleep(GRACE_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def checks(config: Any) -> list[Check]:
+    """Return what this machine needs for the target, the most basic first."""
+    hardware.hide_others(config.distributed.device)
+    from . import exchange
+
+    nproc = config.distributed.nproc_per_node or 1
+    return [*exchange.checks(config.distributed), hardware.check(config.distributed.device, nproc)]

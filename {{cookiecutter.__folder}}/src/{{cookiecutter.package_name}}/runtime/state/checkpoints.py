@@ -1,0 +1,213 @@
+"""Checkpoints: copied to the host, written while the next steps run, rotated, and read back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+import ignite.distributed as idist
+import torch
+from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint
+from torch.utils import _pytree as pytree
+
+from ..process import hardware
+from ..report import UsageError, logger
+from . import damage, is_checkpoint, remove, replacing, saved_checkpoints, step_of
+
+SOURCE = Path(__file__).parents[2]
+
+
+class Stateful(Protocol):
+    """Anything with a state that a checkpoint can hold."""
+
+    def state_dict(self) -> Any:
+        """Return tensors, numbers and texts, in dicts and lists."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Restore what ``state_dict`` returned."""
+
+
+class Unchanged:
+    """Facts of a run that must be the same when it resumes."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the facts and a hash of the owner's source."""
+        return {**self.facts, "source": source_digest()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raise UsageError if a fact changed; warn if the source did."""
+        for name, value in self.facts.items():
+            if state.get(name) != value:
+                fix = "Restore it, or choose another train.run_dir."
+                raise UsageError(f"{name} was {state.get(name)} in the checkpoint and is {value} now. {fix}")
+        if state["source"] != source_digest():
+            logger.warning("the source of this project changed since the checkpoint was saved")
+
+
+def source_digest() -> str:
+    """Return a hash of the owner's source: the package without its runtime."""
+    files = [file for file in sorted(SOURCE.rglob("*.py")) if "runtime" not in file.relative_to(SOURCE).parts]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+class Writer:
+    """Does one piece of work after another in a thread of low priority."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, initializer=_lower_priority)
+        self._started: deque[Future[object]] = deque()
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Do ``work`` when all earlier work is done."""
+        self._started.append(self._thread.submit(work))
+
+    def check(self) -> None:
+        """Raise what finished work has raised."""
+        while self._started and self._started[0].done():
+            self._started.popleft().result()
+
+    def wait(self) -> None:
+        """Wait for all work; raise what it has raised."""
+        while self._started:
+            self._started.popleft().result()
+
+    def drain(self) -> None:
+        """Wait for all work, whatever it raises."""
+        wait(self._started)
+
+    def close(self) -> None:
+        """Wait for all work, and end the thread."""
+        self._thread.shutdown()
+
+
+def _lower_priority() -> None:
+    # With a process on each core, writing should use the time in which they wait for each other.
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
+class Format:
+    """How checkpoints are stored: files of torch.save, from rank 0. A pack may replace ``current``."""
+
+    suffix = ".pt"
+
+    def damage(self, path: Path) -> str:
+        """Return what is wrong with a checkpoint, or an empty text; all of it is read."""
+        return damage(path)
+
+    def save(self, writer: Writer, parts: Mapping[str, Stateful], path: Path, outdated: list[Path]) -> None:
+        """Save parts to a path, and then remove outdated checkpoints. Every rank must call it."""
+        content = {name: part.state_dict() for name, part in parts.items()}
+        # A rank that writes nothing may still have to compute what the others need.
+        hardware.synchronize()
+        if idist.get_rank() == 0:
+            copied = on_host(content)
+            writer.start(lambda: write_file(copied, path, outdated))
+
+    def load(self, path: Path, parts: Mapping[str, Stateful]) -> dict[str, Any]:
+        """Return the content of a checkpoint; ``parts`` are those it will be loaded into."""
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return content
+
+
+current = Format()
+
+
+def on_host(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy on the CPU, which later steps do not change; a tensor that appears twice is copied once."""
+    done: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        dense = tensor.layout == torch.strided and tensor.device.type != "xla"
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if dense else (id(tensor),)
+        if key not in done:
+            done[key] = tensor.detach().to("cpu", copy=True)
+        return done[key]
+
+    copied: dict[str, Any] = pytree.tree_map_only(Tensor, copy, content)
+    for name, part in content.items():
+        # torch keeps the versions of modules here.
+        if hasattr(part, "_metadata"):
+            copied[name]._metadata = part._metadata
+    return copied
+
+
+def write_file(content: dict[str, Any], path: Path, outdated: list[Path]) -> None:
+    """Write a checkpoint, then remove outdated ones.
+
+    Raises:
+        UsageError: if it cannot be written, or torch would refuse to read it.
+    """
+    with replacing(path) as file:
+        torch.save(content, file)
+        file.flush()
+        if unsafe := ", ".join(sorted(get_unsafe_globals_in_checkpoint(file.name))):
+            fix = "Return only tensors, numbers and texts from state_dict."
+            raise UsageError(f"{path} would contain {unsafe}, which torch.load refuses. {fix}", 1)
+    for old in outdated:
+        remove(old)
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest intact checkpoint to resume from; damaged ones are renamed, with a warning."""
+    intact = None
+    for file in saved_checkpoints(folder, "*"):
+        if reason := current.damage(file):
+            logger.warning("%s is damaged (%s), renamed to %s", file, reason, put_aside(file, "damaged"))
+        elif file.name.startswith("last"):
+            intact = file
+    return intact
+
+
+def put_aside(checkpoint: Path, reason: str) -> str:
+    """Rename a checkpoint so that it is no longer used; return its new name."""
+    aside = checkpoint.with_name(f"{checkpoint.name}.{reason}")
+    remove(aside)
+    checkpoint.rename(aside)
+    return aside.name
+
+
+def outdated(folder: Path, kind: str, step: int, keep: int) -> list[Path]:
+    """Return the checkpoints to remove once that of ``step`` is saved, so that ``keep`` remain."""
+    older = [file for file in saved_checkpoints(folder, kind) if step_of(file) < step]
+    return older[: max(len(older) - keep + 1, 0)]
+
+
+def load(path: Path, parts: Mapping[str, Stateful]) -> None:
+    """Restore ``parts`` from a checkpoint. Every rank reads it.
+
+    Raises:
+        UsageError: if it is missing, damaged, or of another model, optimizer or task.
+    """
+    if not is_checkpoint(path) or (reason := current.damage(path)):
+        reason = f"is damaged ({reason})" if path.exists() else "does not exist"
+        raise UsageError(f"checkpoint {path} {reason}. Choose one in the checkpoints folder of a run.")
+    name = ""
+    try:
+        saved = current.load(path, parts)
+        if [*parts] == ["model"] and "average" in saved:
+            # The weights that the run evaluated.
+            saved["model"] = saved["average"]
+        for name, part in parts.items():
+            if name not in saved:
+                raise LookupError(f"it has no {name}; a best_* has weights only")
+            part.load_state_dict(saved[name])
+    except UsageError:
+        raise
+    except Exception as error:
+        reason = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])
+        other = "another optimizer or schedule" if name == "step" else f"another {name or 'program'}"
+        raise UsageError(
+            f"{path} belongs to {other} ({reason}). Choose another checkpoint or train.run_dir."
+        ) from error

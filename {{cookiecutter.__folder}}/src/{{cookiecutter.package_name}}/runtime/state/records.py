@@ -1,0 +1,67 @@
+"""Records of evaluations and steps: the lines of metrics.jsonl and steps.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from . import to_json, write
+
+Record = dict[str, Any]
+
+
+class Records:
+    """Records in the order of their steps.
+
+    Args:
+        score: the entry by which records are compared.
+    """
+
+    def __init__(self, score: str, higher_is_better: bool = True) -> None:
+        self.score, self.higher_is_better = score, higher_is_better
+        self.all: list[Record] = []
+
+    def read(self, file: Path, last_step: int) -> None:
+        """Read the records up to a step, or to the first damaged one: a killed process leaves half a line."""
+        for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+            try:
+                record = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                float(record[self.score])
+                if record["iteration"] > last_step:
+                    break
+            except (ValueError, KeyError, TypeError, AttributeError):
+                break
+            self.all.append(record)
+
+    def rewrite(self, file: Path) -> None:
+        """Replace a file by these records."""
+        write(file, "".join(to_json(record) + "\n" for record in self.all))
+
+    @staticmethod
+    def append(file: Path, record: Record) -> None:
+        """Add a line to a file."""
+        with file.open("a") as lines:
+            lines.write(to_json(record) + "\n")
+
+    def last_step(self) -> int | None:
+        """Return the step of the last record."""
+        return self.all[-1]["iteration"] if self.all else None
+
+    def rank(self, record: Record) -> float:
+        """Return the score as a number that is larger for better weights; -inf for NaN."""
+        value = float(record[self.score])
+        return -math.inf if math.isnan(value) else value if self.higher_is_better else -value
+
+    def best(self) -> Record:
+        """Return the record with the best score, the first of equal ones."""
+        return max(self.all, key=self.rank)
+
+    def since_best(self) -> int:
+        """Return how many records followed the best one."""
+        return len(self.all) - 1 - self.all.index(self.best()) if self.all else 0
+
+    def has_score(self) -> bool:
+        """Return whether a score is a finite number."""
+        return bool(self.all) and math.isfinite(self.rank(self.best()))
