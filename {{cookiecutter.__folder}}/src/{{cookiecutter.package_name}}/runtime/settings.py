@@ -91,6 +91,8 @@ def _run(commands: Mapping[str, Command], config_type: type, name: str = "", *gi
         process.keep_early_signals()
     function = imported(command.function)
     if not command.in_every_process:
+        if command.of_checkpoint:
+            start.configure_packs(config)
         return int(function(config, options))
     if not start.ranks():
         nproc = config.distributed.nproc_per_node or 1

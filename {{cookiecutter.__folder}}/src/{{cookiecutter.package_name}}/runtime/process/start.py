@@ -80,11 +80,18 @@ def run(function: Callable[..., int], config: Any, *arguments: Any) -> int:
 def find_packs() -> list[Any]:
     """Return the modules of ``packs/`` in the package.
 
-    Each may have COMMANDS, SECTIONS (of settings), and ``configure(config)``, called in every process of a run.
+    Each may have COMMANDS, SECTIONS (of settings), and ``configure(config)``, called in every process of a run and before
+    a command that reads a checkpoint.
     """
     package = __name__.partition(".runtime.")[0]
     folder = Path(__file__).parents[2] / "packs"
     return [importlib.import_module(f"{package}.packs.{module.name}") for module in pkgutil.iter_modules([str(folder)])]
+
+
+def configure_packs(config: Any) -> None:
+    """Prepare each pack for these settings."""
+    for pack in find_packs():
+        getattr(pack, "configure", lambda config: None)(config)
 
 
 def refuse_other_launchers() -> None:
@@ -128,8 +135,7 @@ class Worker(NamedTuple):
                 raise UsageError(
                     f"distributed.nproc_per_node is {wanted}, but {started} were started on this node. Use scripts/train.sh."
                 )
-            for pack in find_packs():
-                getattr(pack, "configure", lambda config: None)(self.config)
+            configure_packs(self.config)
             code: int = self.function(idist.get_local_rank(), self.config, *self.arguments)
             return code
         except UsageError as error:

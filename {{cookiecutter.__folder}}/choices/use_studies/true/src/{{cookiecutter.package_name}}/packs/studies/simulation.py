@@ -88,8 +88,7 @@ def memory_of(config: Config, task: Task, batch: Any, strategy: str) -> list[flo
     Takes two steps, because the first creates the state of the optimizer.
     """
     if strategy != "ddp":
-        for pack in start.find_packs():
-            getattr(pack, "configure", lambda config: None)(config)
+        start.configure_packs(config)
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as fake, LivingTensors() as living:
         model = wrapped = task.create_model().train()
         if strategy in ("ddp", "zero1"):
