@@ -491,7 +491,7 @@ def test_more_processes_than_gpus_are_refused_by_doctor_and_train(
     project = install(Target("gpu", backend, "spawn"), tmp_path)
     two = project.run("python3", "-c", ONE_GPU, "train", "--distributed.nproc_per_node", "2", limit_s=60)
     assert two.returncode == 1
-    assert two.stderr.startswith("error: 1 x a GPU"), two.stderr
+    assert two.stderr.startswith("error: 2 processes per node on 1 x a GPU. "), two.stderr
     # As a launcher starts it; each of these is alone, so nobody else reports it.
     for local_rank in ("1", "2"):
         place = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "3"}
