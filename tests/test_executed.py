@@ -18,7 +18,7 @@ import pytest
 from baking import ADDS_NOTHING, QUESTIONS, REPRESENTATIVE, ROOT, SUPPORT, TARGETS, Target
 from conftest import Bake
 from installing import Installed, Installer
-from launching import BYTES, lines_without_speed, processes_with, train, wait_for
+from launching import BYTES, is_evaluated, lines_without_speed, processes_with, train, wait_for
 
 pytestmark = pytest.mark.executed
 
@@ -600,7 +600,7 @@ def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_withou
         stderr=subprocess.DEVNULL,
     ):
         try:
-            wait_for((run / "metrics.jsonl").exists, "the first evaluation")
+            wait_for(lambda: is_evaluated(run), "the first evaluation")
         finally:
             # Not those of the same test beside this one.
             for pid in processes_with(str(run)):
