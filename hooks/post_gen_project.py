@@ -123,6 +123,12 @@ if __name__ == "__main__":
     for chosen in chosen_folders():
         lay(chosen, laid)
     shutil.rmtree(CHOICES)
+    # Python finds these before the package, in the project's folder and in its tests.
+    package = ANSWERS["package_name"]
+    if package in {path.name.removesuffix(".py") for path in (*Path().iterdir(), *Path("tests").glob("*"))}:
+        sys.exit(
+            f"ddl-template: package_name {package} would shadow a file of the project: choose package_name={package}_project."
+        )
     if version := version_of_the_template():
         text = json.dumps(version, ensure_ascii=False, indent=2) + "\n"
         Path(".cruft.json").write_text(text, encoding="utf-8")

@@ -70,6 +70,7 @@ def lay(tmp_path: Path) -> Lay:
         context: dict[str, Any] = {"_before": {}, "_install": {}, "_bases": {"backend": {"gloo": "torch"}}}
         context |= {
             "project_slug": "project",
+            "package_name": "package",
             "hardware": "cpu",
             "__backend": "gloo",
             "__launcher": "spawn",
