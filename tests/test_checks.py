@@ -14,7 +14,7 @@ import pytest
 import tomli
 import yaml
 from baking import ROOT, BakedProject, Target, missing_facility, run, tool
-from conftest import Bake
+from conftest import Bake, Check
 from kubeflow_trainer_api import models as trainer  # type: ignore[import-untyped]
 
 KUBERNETES = "1.34"
@@ -25,7 +25,6 @@ YAMLLINT = """{extends: default, rules: {
   line-length: disable, document-start: disable, comments: {min-spaces-from-content: 1}, truthy: {check-keys: false}}}"""
 
 Unique = Callable[[Callable[[str], bool]], list[Path]]
-Check = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -47,19 +46,6 @@ def unique(projects: list[BakedProject], tmp_path_factory: pytest.TempPathFactor
         return copies
 
     return unique
-
-
-@pytest.fixture
-def check(environment: dict[str, str], tmp_path: Path) -> Check:
-    """Run a checker, away from the settings of this machine's user; it must find nothing."""
-
-    def check(*command: str | Path) -> None:
-        done = run(*command, cwd=tmp_path, env=environment)
-        if done.returncode:
-            # The same fault is in many projects, and the first few say it.
-            pytest.fail((done.stdout + done.stderr)[:3000], pytrace=False)
-
-    return check
 
 
 def source_of_the_template() -> list[Path]:
