@@ -43,6 +43,7 @@ NAVIGATION = {
     "Faults": ["faults.md"],
     "Speed": ["benchmarks.md", "results/*"],
     "Trackers": ["trackers.md"],
+    "Packs": [f"project/{name}.md" for name in ("studies", "strategies", "diagnosis", "export")],
     "What ignite does for you": ["ignite.md"],
     "Compared with others": ["compare.md"],
     "Support": ["support-matrix.md", "versions.md"],
@@ -103,8 +104,8 @@ def own_pages() -> Iterator[tuple[str, Page]]:
 
 
 def project_pages(folder: Path) -> Iterator[tuple[str, Page]]:
-    """Yield the pages of projects, each with its place: of the default one, and of each backend with each launcher."""
-    targets: list[tuple[str, ...]] = [()]
+    """Yield the pages of projects, each with its place: of one with every pack, and of each backend with each launcher."""
+    targets = [tuple(f"{name}=yes" for name in TEMPLATE if name.startswith("use_"))]
     for backend, row in TEMPLATE["_support"].items():
         of_backend = (f"backend={backend}", f"hardware={row['hardware'][-1]}")
         targets += [(*of_backend, f"launcher={launcher}") for launcher in row["launchers"]]
@@ -147,7 +148,8 @@ def trackers(folder: Path) -> Page:
     for name, label in TEMPLATE["__prompts__"]["tracker"].items():
         part = PROJECT / f"choices/tracker/{name}/parts/tracker.md"
         if part.exists():
-            first, *_, last = part.read_text(encoding="utf-8").strip().splitlines()
+            lines = part.read_text(encoding="utf-8").strip().splitlines()
+            first, last = lines[0], lines[-1]
             readme = (bake(folder, f"tracker={name}") / "README.md").read_text(encoding="utf-8")
             text += f"\n## {label.partition(':')[0]} ({name})\n\n"
             text += f"{readme[readme.index(first) : readme.index(last)]}{last}\n"
