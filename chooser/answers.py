@@ -41,7 +41,7 @@ DEFAULTS: Answers = {
 # Which of them are refused together, by the hook.
 TARGET = ("hardware", "backend", "launcher")
 # What cookiecutter.json computes from these alone, for example what "auto" stands for.
-COMPUTED = ("__backend", "__launcher", "__starter", "__run_dir", "__image_pip")
+COMPUTED = ("__backend", "__launcher", "__run_dir", "__image_pip")
 # What a file may depend on.
 FEATURES = [*CHOICES, *COMPUTED]
 

@@ -2,7 +2,7 @@
 
 What a page of a project says depends on the answers, so it is taken from projects that are rendered for this. A link to
 another page leads to its place on the site, any other to the file on GitHub. zensical makes HTML of that, as
-docs/zensical.toml says. Each language has a site of its own, so that its search finds nothing else: Korean is in site/ko/.
+docs/zensical.toml says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from urllib.parse import quote, unquote
 ROOT = Path(__file__).resolve().parents[1]
 (PROJECT,) = ROOT.glob("{{*}}")
 TEMPLATE = json.loads((ROOT / "cookiecutter.json").read_text(encoding="utf-8"))
-LANGUAGES = TEMPLATE.get("language", ["en"])
 GITHUB = "https://github.com/org/ddl-template/blob/main/"
 CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?![a-z]+:|#)(?P<path>[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
@@ -44,6 +43,7 @@ NAVIGATION = {
     "Faults": ["faults.md"],
     "Speed": ["benchmarks.md", "results/*"],
     "Trackers": ["trackers.md"],
+    "Packs": [f"project/{name}.md" for name in ("studies", "strategies", "diagnosis", "export")],
     "What ignite does for you": ["ignite.md"],
     "Compared with others": ["compare.md"],
     "Support": ["support-matrix.md", "versions.md"],
@@ -65,26 +65,6 @@ SETTINGS = """# Settings
 Set them in `configs/default.yaml` of a project or on the command line: `--optim.lr 0.01`. Settings of the task, such as
 `--task.width`, are in `task/settings.py`.
 """
-
-
-class Words(NamedTuple):
-    """What the site itself says on pages."""
-
-    readme: str = "README.md of a project"
-    project: str = "A page of a project, here of one called `my_ddl_project`."
-    other: str = "With {}"
-    source: str = "Source of this page"
-
-
-WORDS = {
-    "en": Words(),
-    "ko": Words(
-        "프로젝트의 README.md",
-        "프로젝트에 들어 있는 문서입니다. 여기에 나온 프로젝트의 이름은 `my_ddl_project`입니다.",
-        "{}일 때",
-        "이 문서의 소스",
-    ),
-}
 
 
 class Page(NamedTuple):
@@ -120,59 +100,45 @@ def own_pages() -> Iterator[tuple[str, Page]]:
         elif not text.startswith("# "):
             text = f"# {file.stem.replace('-', ' ').capitalize()}\n\n{text}"
         place = re.sub("^(docs|benchmarks)/", "", path).replace("README", "index").lower()
-        # A page NAME.ko.md stands in the folder of its language.
-        yield re.sub(r"^(.+)\.([a-z]{2})\.md$", r"\2/\1.md", place), Page(text, path, path)
+        yield place, Page(text, path, path)
 
 
-def project_pages(folder: Path, language: str) -> Iterator[tuple[str, Page]]:
-    """Yield the pages of projects, each with its place: of the default one, and of each backend with each launcher."""
-    targets: list[tuple[str, ...]] = [()]
+def project_pages(folder: Path) -> Iterator[tuple[str, Page]]:
+    """Yield the pages of projects, each with its place: of one with every pack, and of each backend with each launcher."""
+    targets = [tuple(f"{name}=yes" for name in TEMPLATE if name.startswith("use_"))]
     for backend, row in TEMPLATE["_support"].items():
         of_backend = (f"backend={backend}", f"hardware={row['hardware'][-1]}")
         targets += [(*of_backend, f"launcher={launcher}") for launcher in row["launchers"]]
-    also = () if language == "en" else (f"language={language}",)
     with ThreadPoolExecutor() as pool:
-        projects = pool.map(lambda target: bake(folder, *target, *also), targets)
+        projects = pool.map(lambda target: bake(folder, *target), targets)
     texts: dict[str, dict[tuple[str, ...], str]] = {}
     for target, project in zip(targets, projects, strict=True):
         for file in (project / "README.md", *sorted(project.glob("docs/*.md"))):
             name = file.relative_to(project).as_posix()
             texts.setdefault(name, {})[target] = file.read_text(encoding="utf-8")
     for name, of_targets in texts.items():
-        files = sorted(PROJECT.glob(f"**/{name}"))
-        # Of a language, its translations alone.
-        sources = [file for file in files if language_of(file) == language]
-        if sources:
-            path, *more = (source.relative_to(ROOT).as_posix() for source in sources)
-            # Its links lead to pages of the same language.
-            start = f"{language}/{PROJECT.name}/{name}" if also else f"{PROJECT.name}/{name}"
-            page = Page(project_page(sources[0], of_targets, WORDS[language]), path, start, tuple(more))
-            yield place_of(Path(name), language), page
+        sources = sorted(PROJECT.glob(f"**/{name}"))
+        path, *more = (source.relative_to(ROOT).as_posix() for source in sources)
+        page = Page(project_page(Path(name), of_targets), path, f"{PROJECT.name}/{name}", tuple(more))
+        yield place_of(Path(name)), page
 
 
-def language_of(file: Path) -> str:
-    """Return the language of a page of projects."""
-    _, _, path = file.as_posix().partition("/choices/language/")
-    return path.partition("/")[0] or "en"
-
-
-def place_of(file: Path, language: str) -> str:
+def place_of(file: Path) -> str:
     """Return where a page of projects stands on the site."""
     questions = [question for question in ("launcher", "backend") if file.stem in TEMPLATE[question]]
-    folder = f"{questions[0]}s" if questions else "project"
-    return f"{folder if language == 'en' else language}/{file.name.lower()}"
+    return f"{f'{questions[0]}s' if questions else 'project'}/{file.name.lower()}"
 
 
-def project_page(source: Path, texts: dict[tuple[str, ...], str], words: Words) -> str:
+def project_page(file: Path, texts: dict[tuple[str, ...], str]) -> str:
     """Return a page of the first of some targets, and at its end what those with other backends say beside it."""
     text = next(iter(texts.values()))
     heading, _, rest = text.partition("\n")
     # Its own heading is the project's name.
-    heading = f"# {words.readme}" if source.name == "README.md" else heading
-    page = f"{heading}\n\n*{words.project}*\n{rest}"
-    for target, other in texts.items() if source.stem in TEMPLATE["launcher"] else []:
+    heading = "# README.md of a project" if file.name == "README.md" else heading
+    page = f"{heading}\n\n*A page of a project, here of one called `my_ddl_project`.*\n{rest}"
+    for target, other in texts.items() if file.stem in TEMPLATE["launcher"] else []:
         if own := [line for line in other.splitlines() if line not in text.splitlines()]:
-            page += "\n".join([f"\n## {words.other.format(target[0].replace('=', ' '))}\n", *own, ""])
+            page += "\n".join([f"\n## With {target[0].replace('=', ' ')}\n", *own, ""])
     return page
 
 
@@ -182,7 +148,8 @@ def trackers(folder: Path) -> Page:
     for name, label in TEMPLATE["__prompts__"]["tracker"].items():
         part = PROJECT / f"choices/tracker/{name}/parts/tracker.md"
         if part.exists():
-            first, *_, last = part.read_text(encoding="utf-8").strip().splitlines()
+            lines = part.read_text(encoding="utf-8").strip().splitlines()
+            first, last = lines[0], lines[-1]
             readme = (bake(folder, f"tracker={name}") / "README.md").read_text(encoding="utf-8")
             text += f"\n## {label.partition(':')[0]} ({name})\n\n"
             text += f"{readme[readme.index(first) : readme.index(last)]}{last}\n"
@@ -209,22 +176,11 @@ def settings(folder: Path) -> Page:
     return Page(text, f"{PROJECT.name}/src/{{{{cookiecutter.package_name}}}}/config.py", "settings.md")
 
 
-def language_on(place: str) -> str:
-    """Return the language of the site to which a place belongs."""
-    folder = place.partition("/")[0]
-    return folder if folder in LANGUAGES else "en"
-
-
 def with_links(place: str, page: Page, places: dict[str, str]) -> str:
     """Return the text of a page whose links lead to where their targets stand on the site, or to GitHub."""
 
     def address(target: str, anchor: str = "") -> str | None:
         found = places.get(target + anchor) or places.get(target)
-        if found and language_on(found) != language_on(place):
-            # The other site is not there yet: only its addresses are known.
-            there = re.sub(r"(^|/)index$", "", found.removesuffix(".md")) or "."
-            slash = "/" if found.endswith(".md") else ""
-            return f"{relpath(there, dirname(place) or '.')}{slash}{anchor}"
         return found and relpath(found, dirname(place) or ".") + anchor
 
     def lead(link: re.Match[str]) -> str:
@@ -245,10 +201,8 @@ def with_links(place: str, page: Page, places: dict[str, str]) -> str:
 
 
 def gather(folder: Path) -> None:
-    """Write all pages of each language into a folder of its own, with the configuration of its site."""
-    pages = dict(own_pages())
-    for language in LANGUAGES:
-        pages |= project_pages(folder, language)
+    """Write all pages into a folder, with the configuration of the site."""
+    pages = {**dict(own_pages()), **dict(project_pages(folder))}
     pages |= {"trackers.md": trackers(folder), "settings.md": settings(folder)}
     assets = [
         file for file in (ROOT / "docs").iterdir() if file.suffix in (".html", ".png", ".svg", ".css", ".js")
@@ -256,26 +210,18 @@ def gather(folder: Path) -> None:
     places = {name: place for place, page in pages.items() for name in (page.start, page.source, *page.more)}
     places |= {f"docs/{file.name}": file.name for file in assets}
     places |= {"README.md": "index.md", "README.md#choose": "choose.md"}
-    for language in LANGUAGES:
-        prefix = "" if language == "en" else f"{language}/"
-        docs = folder / language / "docs"
-        docs.mkdir(parents=True)
-        for file in assets:
-            shutil.copy(file, docs)
-        mine = [place for place in pages if language_on(place) == language]
-        for place in mine:
-            files = (pages[place].source, *pages[place].more)
-            links = (f"[{WORDS[language].source}]({GITHUB}{quote(name)})" for name in files)
-            source = f"<small>{' · '.join(links)}</small>"
-            file = docs / place.removeprefix(prefix)
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(f"{with_links(place, pages[place], places)}\n\n{source}\n", encoding="utf-8")
-        text = (ROOT / "docs/zensical.toml").read_text(encoding="utf-8")
-        text = text.replace('language = "en"', f'language = "{language}"').replace(
-            '/ddl-template/"', f'/ddl-template/{prefix}"'
-        )
-        text += navigation(mine) if language == "en" else ""
-        (folder / language / "zensical.toml").write_text(text, encoding="utf-8")
+    docs = folder / "docs"
+    docs.mkdir()
+    for asset in assets:
+        shutil.copy(asset, docs)
+    for place, page in pages.items():
+        links = (f"[Source of this page]({GITHUB}{quote(name)})" for name in (page.source, *page.more))
+        file = docs / place
+        file.parent.mkdir(exist_ok=True)
+        text = f"{with_links(place, page, places)}\n\n<small>{' · '.join(links)}</small>\n"
+        file.write_text(text, encoding="utf-8")
+    text = (ROOT / "docs/zensical.toml").read_text(encoding="utf-8") + navigation([*pages])
+    (folder / "zensical.toml").write_text(text, encoding="utf-8")
 
 
 def navigation(places: list[str]) -> str:
@@ -294,14 +240,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         gather(folder)
-        for language in LANGUAGES:
-            build = ["zensical", "build", "--strict", "--clean"]
-            subprocess.run(build, cwd=folder / language, check=True, timeout=300)
+        subprocess.run(["zensical", "build", "--strict", "--clean"], cwd=folder, check=True, timeout=300)
         shutil.rmtree(ROOT / "site", ignore_errors=True)
-        for language in LANGUAGES:
-            shutil.copytree(
-                folder / language / "site", ROOT / "site" / ("" if language == "en" else language)
-            )
+        shutil.copytree(folder / "site", ROOT / "site")
 
 
 if __name__ == "__main__":

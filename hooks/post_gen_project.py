@@ -2,7 +2,6 @@
 
 choices/QUESTION/ANSWER/ holds what one answer adds, each file at its final path. Two names in it are reserved:
 parts/ holds pieces that README.md and the like include, and with/QUESTION/ANSWER/ what two answers add together.
-choices/language/ANSWER/ comes last: its pages are rendered here, and take the place of those that they translate.
 At last, .cruft.json keeps which version of the template this was, so that the project can be updated.
 """
 
@@ -19,7 +18,6 @@ from typing import Any
 ANSWERS = json.loads({{cookiecutter | jsonify | jsonify}})
 CHOICES = Path("choices")
 RESERVED = ("parts", "with")
-TRANSLATED = "language"
 
 
 def answer(question: str) -> str:
@@ -36,9 +34,8 @@ def names(question: str) -> list[str]:
 
 
 def chosen_folders() -> Iterator[Path]:
-    """Yield the folders of every answer, translations last; not all of them need exist."""
-    questions = sorted(folder.name for folder in CHOICES.iterdir())
-    for question in sorted(questions, key=lambda question: question == TRANSLATED):
+    """Yield the folders of every answer; not all of them need exist."""
+    for question in sorted(folder.name for folder in CHOICES.iterdir()):
         for name in names(question):
             yield from with_others(CHOICES / question / name)
 
@@ -51,24 +48,7 @@ def with_others(folder: Path) -> Iterator[Path]:
             yield from with_others(pair)
 
 
-def rendered(page: Path) -> str:
-    """Return the text of a translated page.
-
-    Cookiecutter only copies it, because it takes text for binary if the 512th byte is in the middle of a Korean letter.
-    """
-    # Cookiecutter's own requirement; importing it takes longer than all else here.
-    import jinja2
-
-    pages = jinja2.Environment(
-        loader=jinja2.FileSystemLoader("."),
-        undefined=jinja2.StrictUndefined,
-        autoescape=jinja2.select_autoescape(),
-        keep_trailing_newline=True,
-    )
-    return pages.get_template(page.as_posix()).render(cookiecutter=ANSWERS)
-
-
-def lay(folder: Path, laid: set[Path], translates: bool) -> None:
+def lay(folder: Path, laid: set[Path]) -> None:
     """Move the files of one folder to where they belong in the project, and add these to ``laid``.
 
     A file of every project may be replaced, such as step.py by a task. So is one of an earlier project: whoever bakes over
@@ -78,15 +58,10 @@ def lay(folder: Path, laid: set[Path], translates: bool) -> None:
         path = source.relative_to(folder)
         if source.is_dir() or path.parts[0] in RESERVED:
             continue
-        if translates and not path.exists():
-            sys.exit(f"ddl-template: {source} translates {path}, which this project does not have.")
         if path in laid:
             sys.exit(f"ddl-template: {source} would replace {path}, which another choice brings too.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        if translates:
-            path.write_text(rendered(source), encoding="utf-8", newline="\n")
-        else:
-            source.replace(path)
+        source.replace(path)
         laid.add(path)
 
 
@@ -145,11 +120,15 @@ def version_of_the_template() -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     laid: set[Path] = set()
-    translated: set[Path] = set()
     for chosen in chosen_folders():
-        translates = chosen.is_relative_to(CHOICES / TRANSLATED)
-        lay(chosen, translated if translates else laid, translates)
+        lay(chosen, laid)
     shutil.rmtree(CHOICES)
+    # Python finds these before the package, in the project's folder and in its tests.
+    package = ANSWERS["package_name"]
+    if package in {path.name.removesuffix(".py") for path in (*Path().iterdir(), *Path("tests").glob("*"))}:
+        sys.exit(
+            f"ddl-template: package_name {package} would shadow a file of the project: choose package_name={package}_project."
+        )
     if version := version_of_the_template():
         text = json.dumps(version, ensure_ascii=False, indent=2) + "\n"
         Path(".cruft.json").write_text(text, encoding="utf-8")

@@ -14,6 +14,24 @@ from importlib import metadata
 ANSWERS = json.loads({{cookiecutter | jsonify | jsonify}})
 
 MAX_LENGTH = 40
+# What a project or its requirements import or call: of two packages with one name, the first on the path is imported.
+TAKEN = """
+absl alembic annotated_doc annotated_types anyio arrow attr attrs blinker boto3 botocore bravado
+bravado_core brotli cachetools certifi charset_normalizer clearml click cloudpickle colorlog contourpy
+cryptography cycler data databricks dateutil docker docstring_parser fastapi filelock flask fqdn frame
+fsspec functorch furl future git gitdb google gradio_client greenlet h11 horovod horovodrun httpcore2 httpx
+httpx2 huggingface_hub idna ignite importlib_metadata importlib_resources isoduration jinja2 jmespath joblib
+jsonargparse jsonpointer jsonref jsonschema jsonschema_specifications jwt kiwisolver lark mako markdown_it
+markupsafe matplotlib mdurl mlflow monotonic mpi4py mpirun mpmath msgpack mypy neptune networkx nox numpy
+oauthlib opentelemetry optuna orderedmultidict orjson packaging pandas pathlib2 pip platformdirs proxytypes
+psutil pyarrow pydantic pydantic_core pygments pyparsing pytest python python3 python_multipart
+pytorch_ignite pytz pyyaml referencing requests requests_oauthlib rfc3339_validator rfc3986_validator
+rfc3987_syntax rich rpds ruff runs s3transfer scikit_learn scipy sentry_sdk setuptools simplejson six
+sklearn small smmap sniffio sqlalchemy sqlparse srun starlette swagger_spec_validator sympy tensorboard test
+threadpoolctl torch torch_xla torchgen torchrun torchvision tornado tqdm trackio truststore typeshed_client
+typing_extensions typing_inspection uri_template urllib3 uv uvicorn visdom wandb watchfiles webcolors
+websocket wheel xxhash yaml zipp
+"""
 DEVICES = {"aux", "con", "nul", "prn", *(port + digit for port in ("com", "lpt") for digit in "123456789")}
 
 
@@ -70,21 +88,21 @@ def refused_text(key: str, text: str) -> str | None:
     return None
 
 
-def refused_slug(slug: str, folder: str, reserved: set[str]) -> str | None:
+def refused_slug(slug: str, folder: str) -> str | None:
     """Say why ``project_slug`` cannot name a folder and a distribution, or return None."""
     if slug != folder or not re.fullmatch(r"[A-Za-z0-9]+([-_][A-Za-z0-9]+)*", slug):
         return (
             f"project_slug {slug!a} cannot name a folder and a distribution: use 1 to {MAX_LENGTH} letters and digits "
             "in words joined by single dashes, for example project_slug=my-project"
         )
-    if slug.lower().replace("-", "_") in reserved:
+    if slug.lower().replace("-", "_") in TAKEN.split():
         return f"project_slug {slug!a} is taken by another package or command: choose project_slug={slug}-project"
     if slug.lower() in DEVICES:
         return f"project_slug {slug!a} is a device of Windows and no folder there: choose project_slug={slug}-project"
     return None
 
 
-def refused_package(name: str, reserved: set[str]) -> str | None:
+def refused_package(name: str) -> str | None:
     """Say why ``package_name`` cannot be imported or would shadow another module, or return None."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > MAX_LENGTH:
         return (
@@ -93,7 +111,7 @@ def refused_package(name: str, reserved: set[str]) -> str | None:
         )
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         return f"package_name {name!a} is a keyword of Python: choose package_name={name}_project"
-    if name in reserved or name in sys.stdlib_module_names:
+    if name in TAKEN.split() or name in sys.stdlib_module_names:
         return f"package_name {name!a} would shadow another module: choose package_name={name}_project"
     if name in DEVICES:
         return f"package_name {name!a} is a device of Windows and no folder there: choose package_name={name}_project"
@@ -102,14 +120,13 @@ def refused_package(name: str, reserved: set[str]) -> str | None:
 
 def refusal(answers: dict) -> str | None:
     """Return the first reason to refuse ``answers``, one sentence, or None."""
-    reserved = set(answers["_reserved_names"])
     return (
         refused_cookiecutter(metadata.version("cookiecutter"), answers["_oldest_cookiecutter"])
         or refused_text("project_name", answers["project_name"])
         or refused_text("description", answers["description"])
         or refused_text("author_name", answers["author_name"])
-        or refused_slug(answers["project_slug"], answers["__folder"], reserved)
-        or refused_package(answers["package_name"], reserved)
+        or refused_slug(answers["project_slug"], answers["__folder"])
+        or refused_package(answers["package_name"])
         or refused_combination(
             answers["_support"], answers["hardware"], answers["__backend"], answers["__launcher"]
         )

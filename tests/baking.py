@@ -68,17 +68,15 @@ ADDS_NOTHING = [
     if target.hardware == "gpu" and target not in (REPRESENTATIVE, WITH_OWN_MANIFESTS)
 ]
 
-# Every file that an answer can add is there, or none is, and all pages are translated; and formatting must not depend
-# on how long a name is.
+PACKS = ("use_studies", "use_strategies", "use_diagnosis", "use_export")
+
+# Every file that an answer can add is there, or none is; and formatting must not depend on how long a name is.
 FULL: dict[str, Any] = {
     "tracker": "tensorboard",
     "use_docker": True,
     "use_github_actions": True,
     "use_notebook": True,
-    "use_studies": True,
-    "use_strategies": True,
-    "use_diagnosis": True,
-    "use_export": True,
+    **dict.fromkeys(PACKS, True),
 }
 BARE: dict[str, Any] = {
     "project_name": "-".join(["long"] * 40),
@@ -140,6 +138,11 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, bool]]:
         for path in folder.rglob("*")
         if path.is_file() and ".git" not in path.relative_to(folder).parts
     }
+
+
+def rendered(project: Path) -> dict[str, tuple[bytes, bool]]:
+    """The files of a project, whichever version of the template they are from."""
+    return {name: content for name, content in snapshot(project).items() if name != VERSION}
 
 
 def run(

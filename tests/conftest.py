@@ -16,6 +16,7 @@ import pytest
 from baking import (
     BARE,
     FULL,
+    PACKS,
     QUESTIONS,
     ROOT,
     SHORT,
@@ -50,6 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 Bake = Callable[..., BakedProject]
 Refuse = Callable[..., str]
 Shell = Callable[..., CompletedProcess[str]]
+Check = Callable[..., None]
 
 
 def known(answers: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def full(bake: Bake) -> dict[Target, BakedProject]:
 
 @pytest.fixture(scope="session")
 def bare(bake: Bake) -> dict[Target, BakedProject]:
-    """Every target with the fewest files, and with translated pages."""
+    """Every target with the fewest files."""
     return dict(
         zip(TARGETS, bake_all(bake, [{**target._asdict(), **BARE} for target in TARGETS]), strict=True)
     )
@@ -152,11 +154,12 @@ def projects(
     """Every target with all files and with the fewest, and every pair of answers to the other questions."""
     questions = ("task", "tracker", "license")
     others: dict[str, list[Any]] = {name: QUESTIONS[name] for name in questions}
-    others |= {name: [True, False] for name in ("use_docker", "use_github_actions", "use_notebook")}
+    others |= {name: [True, False] for name in ("use_docker", "use_github_actions", "use_notebook", "packs")}
     mixed = [
         # Any target will do; 5 and the number of targets share no factor, so each row gets another one.
-        {**TARGETS[5 * number % len(TARGETS)]._asdict(), **SHORT, **answers}
+        {**TARGETS[5 * number % len(TARGETS)]._asdict(), **SHORT, **dict.fromkeys(PACKS, packs), **answers}
         for number, answers in enumerate(pairwise(others))
+        for packs in [answers.pop("packs")]
     ]
     return [*full.values(), *bare.values(), *bake_all(bake, mixed)]
 
@@ -218,6 +221,19 @@ def shell(tmp_path: Path, environment: dict[str, str]) -> Shell:
         return run(sys.executable, "-m", *arguments, cwd=cwd, env=environment, stdin=stdin)
 
     return shell
+
+
+@pytest.fixture
+def check(environment: dict[str, str], tmp_path: Path) -> Check:
+    """Run a checker, away from the settings of this machine's user; it must find nothing."""
+
+    def check(*command: str | Path) -> None:
+        done = run(*command, cwd=tmp_path, env=environment)
+        if done.returncode:
+            # The same fault is in many projects, and the first few say it.
+            pytest.fail((done.stdout + done.stderr)[:3000], pytrace=False)
+
+    return check
 
 
 @pytest.fixture(scope="session")

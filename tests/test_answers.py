@@ -11,7 +11,19 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from baking import COMBINATIONS, CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, VERSION, Target, run, snapshot
+from baking import (
+    COMBINATIONS,
+    CONTEXT,
+    QUESTIONS,
+    ROOT,
+    SUPPORT,
+    TARGETS,
+    VERSION,
+    Target,
+    rendered,
+    run,
+    snapshot,
+)
 from conftest import Bake, Refuse, Shell, commit_all, copy_template, git, the_sentence
 
 # The table of the design, written out a second time: a changed cookiecutter.json must be meant.
@@ -160,11 +172,6 @@ def test_answers_typed_at_the_prompts_make_the_same_project_as_answers_given_at_
     assert done.returncode == 0, done.stdout + done.stderr
     project = bake(hardware="gpu", launcher="slurm", use_notebook=True)
     assert rendered(tmp_path / "my-ddl-project") == rendered(project.path)
-
-
-def rendered(folder: Path) -> dict[str, tuple[bytes, bool]]:
-    """The files of a project, whichever version of the template they are from."""
-    return {name: content for name, content in snapshot(folder).items() if name != VERSION}
 
 
 def test_a_git_url_renders_what_the_working_tree_renders(

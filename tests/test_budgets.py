@@ -1,15 +1,12 @@
 """What keeps a project small and cut in two: counts, and who imports whom."""
 
 import ast
-import sys
 from pathlib import Path
 
+import count
 import pytest
-from baking import ROOT, BakedProject, Target
+from baking import BakedProject, Target
 from conftest import Bake
-
-sys.path.insert(0, str(ROOT / "tools"))
-import count  # type: ignore[import-not-found]
 
 TARGETS = [
     Target("cpu", "gloo", "torchrun"),
@@ -18,7 +15,6 @@ TARGETS = [
     Target("cpu", "mpi", "mpirun"),
     Target("tpu", "xla-tpu", "spawn"),
 ]
-PACKS = ("use_studies", "use_strategies", "use_diagnosis", "use_export")
 
 
 @pytest.fixture(params=TARGETS, ids=str)

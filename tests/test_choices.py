@@ -21,7 +21,7 @@ STATEMENT = re.compile(r"\{%.*?%\}", re.DOTALL)
 INCLUDE = re.compile(r"\{%-? include (?P<what>.+?)(?P<optional> ignore missing)? -?%\}")
 MOST_INCLUDES = 40
 # What has no folder, because it adds nothing.
-NOTHING = ("auto", "none", "false", "en")
+NOTHING = ("auto", "none", "false")
 Lay = Callable[..., CompletedProcess[str]]
 Chosen = Callable[[BakedProject], list[Path]]
 
@@ -70,6 +70,7 @@ def lay(tmp_path: Path) -> Lay:
         context: dict[str, Any] = {"_before": {}, "_install": {}, "_bases": {"backend": {"gloo": "torch"}}}
         context |= {
             "project_slug": "project",
+            "package_name": "package",
             "hardware": "cpu",
             "__backend": "gloo",
             "__launcher": "spawn",
@@ -93,8 +94,6 @@ def test_the_only_statements_elsewhere_are_a_few_includes() -> None:
     others = re.compile(r"(?!(.*/)?(src|scripts|configs|tests)/).*")
     found = [(name, hit[0]) for name, text in texts() for hit in STATEMENT.finditer(text)]
     found = [(name, statement) for name, statement in found if others.fullmatch(name)]
-    # A translation includes what its page does.
-    found = [pair for pair in found if not pair[0].startswith("choices/language/")]
     assert [pair for pair in found if not INCLUDE.fullmatch(pair[1])] == []
     assert len(found) <= MOST_INCLUDES
     assert "{%" not in (ROOT / "cookiecutter.json").read_text(encoding="utf-8")
@@ -197,50 +196,6 @@ def test_the_chosen_folders_are_laid_over_the_project_and_nothing_else(lay: Lay,
         "Dockerfile": "a yes",
     }
     assert not (project / "choices").exists()
-
-
-def test_a_translation_takes_the_place_of_its_page(lay: Lay, tmp_path: Path) -> None:
-    pages = {
-        "README.md": "common",
-        "docs/other.md": "not translated",
-        "choices/backend/torch/docs/base.md": "of a base",
-        "choices/launcher/spawn/docs/spawn.md": "of an answer",
-        "choices/use_docker/true/docs/docker.md": "of an answer that comes after the language",
-    }
-    translations = {
-        "choices/language/ko/README.md": "{{ cookiecutter.project_slug }} 공통 {% include 'choices/task/gan/parts/data.md' %}",
-        "choices/task/gan/parts/data.md": "데이터\n",
-        "choices/language/ko/with/backend/torch/docs/base.md": "기반",
-        "choices/language/ko/with/backend/mpi/docs/mpi.md": "다른 답변",
-        "choices/language/ko/with/launcher/spawn/docs/spawn.md": "답변",
-        "choices/language/ko/with/use_docker/true/docs/docker.md": "나중 답변",
-    }
-    done = lay(pages | translations, use_docker=True, language="ko")
-    assert done.returncode == 0, done.stderr
-    project = tmp_path / "project"
-    found = {path.relative_to(project).as_posix(): path.read_text() for path in project.rglob("*.md")}
-    assert found == {
-        "README.md": "project 공통 데이터\n",
-        "docs/base.md": "기반",
-        "docs/docker.md": "나중 답변",
-        "docs/other.md": "not translated",
-        "docs/spawn.md": "답변",
-    }
-
-
-def test_a_translation_of_a_page_that_is_not_there_is_refused(lay: Lay) -> None:
-    done = lay({"README.md": "one", "choices/language/ko/docs/page.md": "하나"}, language="ko")
-    assert (done.returncode, done.stderr) == (
-        1,
-        "ddl-template: choices/language/ko/docs/page.md translates docs/page.md, which this project does not have.\n",
-    )
-
-
-def test_two_translations_of_one_page_are_refused(lay: Lay) -> None:
-    twice = {f"choices/language/ko/{place}docs/page.md": "하나" for place in ("", "with/launcher/spawn/")}
-    done = lay({"docs/page.md": "one"} | twice, language="ko")
-    assert done.returncode == 1
-    assert "would replace docs/page.md, which another choice brings too." in done.stderr
 
 
 @pytest.mark.parametrize(

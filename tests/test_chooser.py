@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from baking import CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, VERSION, Target, run, snapshot, tool
+from baking import CONTEXT, QUESTIONS, ROOT, SUPPORT, TARGETS, VERSION, Target, rendered, run, tool
 from bundle import packages
 from conftest import Bake, Shell
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, Keys
@@ -207,10 +207,6 @@ def look(driver: Chrome, scheme: str, width: str) -> None:
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     size = {"width": WIDTHS[width], "height": 800, "deviceScaleFactor": 1, "mobile": width == "phone"}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
-def rendered(folder: Path) -> dict[str, tuple[bytes, bool]]:
-    return {name: content for name, content in snapshot(folder).items() if name != VERSION}
 
 
 # What cookiecutter renders ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from baking import COMBINATIONS, SUPPORT, TARGETS, Target
 from parts import MOST_COMBINATIONS, Guess, keys, put_together
 
 Write = Callable[[Answers], str]
-SOME = 300
+SOME = 600
 OTHERS = 300
 
 

@@ -130,6 +130,12 @@ def test_no_package_may_shadow_what_the_project_imports(refusal: Judge) -> None:
     assert [name for name in IMPORTED.split() if not refusal(resolved({"package_name": name}))] == []
 
 
+@pytest.mark.parametrize("name", ["src", "configs", "conftest", "own_steps", "test_step", "test_studies"])
+def test_no_package_may_be_shadowed_by_a_file_of_the_project(refuse: Refuse, name: str) -> None:
+    sentence = refuse(package_name=name, use_studies=True)
+    assert sentence.endswith(f"would shadow a file of the project: choose package_name={name}_project")
+
+
 @given(ANSWERS)
 @settings(max_examples=200)
 def test_any_names_are_either_sound_or_refused_in_one_line(refusal: Judge, answers: dict[str, str]) -> None:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import pytest
 import tomli
 import versions
-from baking import CONTEXT, FULL, QUESTIONS, ROOT, BakedProject, Target, run
+from baking import CONTEXT, FULL, QUESTIONS, ROOT, BakedProject, Target, rendered, run
 from conftest import Bake, the_sentence
 from installing import CONSTRAINTS, FACILITIES, INSTALL_LIMIT_S, Installer
 from packaging.requirements import Requirement
 from packaging.version import Version
-from test_answers import CHOICE, REFUSED, rendered
+from test_answers import CHOICE, REFUSED
 
 HERE = f"3.{sys.version_info.minor}"
 PYTHONS = versions.pythons()

@@ -86,9 +86,10 @@ def main() -> int:
     """Print or apply the manifest, or print its size; return the exit code."""
     arguments = sys.argv[1:]
     mode = arguments.pop(0) if arguments[:1] in (["--size"], ["--apply"]) else ""
-    file, *options = arguments or ["MANIFEST"]
+    file, *options = arguments or [""]
     if not Path(file).is_file():
-        fail(f"MANIFEST {file} does not exist. Use scripts/trainjob.yaml or scripts/job.yaml.")
+        fault = f"{file} does not exist" if file else "MANIFEST is missing"
+        fail(f"{fault}. Use scripts/trainjob.yaml or scripts/job.yaml.")
     image, nodes, processes = (os.environ.get(name, "") for name in ("IMAGE", "NNODES", "NPROC_PER_NODE"))
     for name, text in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
         if text and not re.fullmatch(r"[1-9]\d*", text):
