@@ -72,8 +72,8 @@ FILES: dict[Condition, str] = {
         src/PKG/runtime/process/supervise.py
         src/PKG/runtime/report/__init__.py src/PKG/runtime/report/doctor.py src/PKG/runtime/report/log.py
         src/PKG/runtime/report/startup.py src/PKG/runtime/report/summary.py src/PKG/runtime/report/tracking.py
-        tests/conftest.py tests/interrupted.py tests/own_steps.py tests/test_settings.py tests/test_step.py
-        tests/test_task.py tests/test_training.py
+        tests/conftest.py tests/each_step.py tests/in_float64.py tests/interrupted.py tests/own_steps.py
+        tests/test_settings.py tests/test_step.py tests/test_task.py tests/test_training.py
         """,
     lambda answers: KEEPS_ITS_VERSION: VERSION,
     lambda answers: answers["license"] != "none": "LICENSE",

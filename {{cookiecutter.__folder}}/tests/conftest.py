@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils._pytree import tree_flatten
 
 PACKAGE = "{{ cookiecutter.package_name }}"
@@ -25,6 +26,8 @@ SAME_EVERYWHERE = {"dropout": "0"}
 # A run of several evaluations and checkpoints, whose last steps are not at the end of an epoch.
 SHORT = ["--train.max_iterations=24", "--train.evaluate_every=8 steps", "--train.save_every=4 steps"]
 SHORT += ["--train.log_every=2", "--optim.warmup=4 steps"]
+# Logged values that depend on the machine.
+TIMED = {"samples_per_second", "data_wait", "device_memory_mib"}
 
 # One thread adds numbers in the same order each time, and TF32 would round more where a process has more samples.
 os.environ.update(OMP_NUM_THREADS="1", NVIDIA_TF32_OVERRIDE="0", TRACKING="off")
@@ -167,3 +170,13 @@ def assert_equal(first: Any, second: Any) -> None:
     assert structure == other
     for one, another in zip(ours, theirs, strict=True):
         assert torch.equal(one, another) if isinstance(one, torch.Tensor) else one == another
+
+
+def assert_same_steps(one: Run, other: Run) -> None:
+    """Compare what two runs in float64 logged of their steps, and their weights: see in_float64.py."""
+    for mine, theirs in zip(one.steps, other.steps, strict=True):
+        # Logged with six digits.
+        assert {name: mine[name] for name in mine.keys() - TIMED} == pytest.approx(
+            {name: theirs[name] for name in theirs.keys() - TIMED}, rel=1e-5
+        )
+    assert_close(one.weights(), other.weights(), rtol=0, atol=1e-10)

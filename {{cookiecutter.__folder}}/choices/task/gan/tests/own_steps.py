@@ -1,26 +1,18 @@
-"""Two steps of other kinds: each replaces step.py's. Copy one into step.py to train with it.
+"""Two steps of other kinds. Copy one into step.py to train with it.
 
-``python3 tests/own_steps.py train`` trains with each of them to ``LAST`` in two runs: one in one go, and one that is stopped
-halfway and resumed.
+Add your own to ``STEPS``, and test_step.py checks that it learns the same on two processes as on one, and resumes.
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
 from ignite.engine import Engine
 from torch import Tensor
 
-from {{ cookiecutter.package_name }}.__main__ import main
-from {{ cookiecutter.package_name }}.config import Config
 from {{ cookiecutter.package_name }}.step import TrainStep
 from {{ cookiecutter.package_name }}.task.objective import discriminator_loss, generator_loss
-
-HALF, LAST = 6, 12
 
 
 class GradientPenalty(TrainStep):
@@ -70,24 +62,5 @@ class ManyUpdates(TrainStep):
 
 
 STEPS = (GradientPenalty, ManyUpdates)
-# Processes that this one starts import this file too.
-package: Any = import_module("{{ cookiecutter.package_name }}.train")
-training = package.training
-
-
-def train_with_each(local_rank: int, config: Config, options: dict[str, Any]) -> int:
-    """Train with each step, in folders of their names; return the first exit code that is not 0."""
-    for step in STEPS:
-        package.TrainStep = step
-        for folder, lengths in {"whole": (LAST,), "resumed": (HALF, LAST)}.items():
-            for length in lengths:
-                run_dir = f"{config.train.run_dir}/{step.__name__}/{folder}"
-                settings = replace(config.train, run_dir=run_dir, max_iterations=length)
-                if code := training(local_rank, replace(config, train=settings), options):
-                    return int(code)
-    return 0
-
-
-if __name__ == "__main__":
-    package.training = train_with_each
-    sys.exit(main())
+# The terms of a loss that a step logs, with their weights.
+TERMS = {step.__name__: {"loss_discriminator": 1, "loss_generator": 1} for step in STEPS}
