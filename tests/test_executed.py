@@ -240,14 +240,17 @@ import sys
 sys.setswitchinterval(100)
 import ignite.distributed as idist
 import torch
-from my_ddl_project.config import DistributedConfig
-from my_ddl_project.runtime.process import exchange, start
+from my_ddl_project.config import Config, DistributedConfig
+from my_ddl_project.runtime.process import start
 
-exchange.join(DistributedConfig(backend="mpi", device="cpu"), start.ranks())
-assert idist.get_world_size() == 2
-for _ in range(20):
-    torch.distributed.all_reduce(torch.zeros(10))
-idist.finalize()
+def reduce(local_rank, config, options):
+    assert idist.get_world_size() == 2
+    for _ in range(20):
+        torch.distributed.all_reduce(torch.zeros(10))
+    return 0
+
+config = Config(distributed=DistributedConfig(backend="mpi", device="cpu"))
+sys.exit(start.Worker(lambda: reduce, config, {})())
 """
 
 
@@ -414,7 +417,7 @@ def test_what_cannot_work_is_refused_before_training(
 @pytest.mark.parametrize(
     ("launcher", "words"),
     [
-        ("torchrun", "process.agent --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29511"),
+        ("torchrun", "process.local --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29511"),
         ("spawn", "python3 -m my_ddl_project train --distributed.nproc_per_node 4"),
         (
             "slurm",

@@ -80,7 +80,6 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml .github/dependabot.yml",
     lambda answers: answers["use_notebook"]: "notebooks/all_reduce.py notebooks/train.ipynb",
     lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch",
-    lambda answers: answers["__launcher"] == "torchrun": "src/PKG/runtime/process/agent.py",
     lambda answers: answers["tracker"] != "none": "src/PKG/runtime/report/tracker.py",
     lambda answers: answers["__launcher"] == "kubernetes": """
         scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
@@ -120,7 +119,7 @@ PLACES = {
 PLACES = {question: f"{VERSION if KEEPS_ITS_VERSION else ''} {names}" for question, names in PLACES.items()}
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
-    r"src/\w+/runtime/process/(hardware|backend|exchange|local|launcher|agent)\.py|scripts/(?!train\.sh).*|docs/.*"
+    r"src/\w+/runtime/process/(hardware|backend|exchange|local|launcher)\.py|scripts/(?!train\.sh).*|docs/.*"
     r"|AGENTS\.md|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
 )
 # Words of a target, and who may say them.
@@ -150,6 +149,7 @@ EXCEPTIONS = [
         ),
         "one source, every device and launcher",
     ),
+    (r".*/runtime/process/local\.py", r"torchrun", "one way to start processes of this machine"),
     (
         r".*/(ci\.yml|Dockerfile|README\.md)",
         r"no GPU|torch with CUDA|CUDA libraries|CUDA 라이브러리",

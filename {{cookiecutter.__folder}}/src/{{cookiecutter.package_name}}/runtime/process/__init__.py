@@ -1,7 +1,9 @@
-"""How processes start, meet, communicate and end. This file: ranks, sizes and signals.
+"""Processes start, meet, communicate and exit. This file: ranks, sizes and signals.
 
-launch.py, launcher.py   the command that starts a run, and how it is supervised
-start.py, local.py       what each process does first and last; processes of this machine without a launcher
+launch.py, launcher.py   start a run by the launcher
+local.py                 start processes of this machine without it
+supervise.py             forward signals to what was started, and return the exit code
+start.py                 what each process does first and last
 backend.py               facts about the backend, without importing torch
 exchange.py              how processes meet and communicate
 hardware.py              the device of a process

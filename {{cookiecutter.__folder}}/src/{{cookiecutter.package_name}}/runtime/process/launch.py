@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..report import Check, UsageError, require
-from . import (
-    Size,
-    backend,
-    hardware,
-    launcher,
-    number_from_environment,
-    start,
-)
+from ..report import UsageError, require
+from . import Size, backend, hardware, launcher, number_from_environment, start
 
 
 def launch(program: str, parse: Callable[[list[str]], Any], arguments: list[str]) -> int:
@@ -46,7 +39,7 @@ def launch(program: str, parse: Callable[[list[str]], Any], arguments: list[str]
     if "--dry-run" in arguments:
         print(shlex.join(command))
         return 0
-    require(setting_checks(resolved, size.world_sizes()))
+    require(start.setting_checks(resolved, size.world_sizes()))
     require(launcher.checks())
     if backend.CHECKED_IN_LAUNCH and not launcher.ELSEWHERE and launcher.NAME != "spawn":
         kept = dict(os.environ)
@@ -63,18 +56,3 @@ def planned_size() -> Size:
     if size.nproc_per_node:
         return size
     return size._replace(nproc_per_node=hardware.default_nproc_per_node(here=not launcher.ELSEWHERE))
-
-
-def setting_checks(config: Any, world_sizes: list[int]) -> Iterator[Check]:
-    """Yield whether the global batch is divisible by each number of processes."""
-    parts = config.optim.accumulation_steps
-    for world_size in world_sizes:
-        unit, batch_size = world_size * parts, config.data.batch_size
-        lower = max(batch_size // unit, 1) * unit
-        times = f" x {parts} accumulation steps" if parts > 1 else ""
-        processes = f"{world_size} process{'es' * (world_size > 1)}{times}"
-        if batch_size % unit:
-            found = f"data.batch_size {batch_size} is not divisible by {processes}"
-            yield Check("global batch", False, found, f"use {lower} or {lower + unit}", 2)
-        else:
-            yield Check("global batch", True, f"{batch_size} samples over {processes}")

@@ -10,20 +10,19 @@ import pkgutil
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..report import Check, SampleError, UsageError, report_failure, say, sentence
+from ..report import Check, SampleError, UsageError, report_failure, require, say, sentence
 from . import GRACE_S, Ranks, at_exit, backend, hardware, launcher, local, ranks_from
 
 
 def ranks() -> Ranks | None:
     """Return which process this is, or None if no launcher started it."""
-    if (assigned := local.ranks()) is not None:
-        return assigned
-    found = map(ranks_from, (("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), *launcher.RANK_VARIABLES))
+    of_torch = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    found = map(ranks_from, (*backend.RANK_VARIABLES, of_torch, *launcher.RANK_VARIABLES))
     return next((one for one in found if one), None)
 
 
@@ -61,20 +60,28 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**30)
 
 
-def run(function: Callable[..., int], config: Any, *arguments: Any) -> int:
-    """Run ``function(local_rank, config, *arguments)`` in every process of this machine; return the exit code.
+def run(load: Callable[[], Callable[..., int]], config: Any, options: dict[str, Any], arguments: list[str]) -> int:
+    """Run a command in every process of this machine; return the exit code.
 
-    Starts ``distributed.nproc_per_node`` processes here unless a launcher has started this one.
+    Starts ``distributed.nproc_per_node`` processes unless a launcher has started this one.
+
+    Args:
+        load: imports the command's function of (local_rank, config, options).
+        arguments: the command line, from the name of the command on.
 
     Raises:
-        UsageError: if another launcher started this process.
+        UsageError: if another launcher started this process, or the settings or this machine cannot work.
     """
-    worker = Worker(function, config, arguments)
+    worker = Worker(load, config, options)
     if ranks():
         return worker()
     refuse_other_launchers()
-    nproc = config.distributed.nproc_per_node or (hardware.default_nproc_per_node() if launcher.NAME == "spawn" else 1)
-    return worker() if nproc == 1 else local.start(worker, nproc)
+    is_spawn = launcher.NAME == "spawn"
+    nproc = config.distributed.nproc_per_node or (hardware.default_nproc_per_node() if is_spawn else 1)
+    require(setting_checks(config, [nproc or 1]))
+    if nproc == 1 or is_spawn:
+        require(checks(config))
+    return worker() if nproc == 1 else local.start(worker, nproc, arguments)
 
 
 def find_packs() -> list[Any]:
@@ -110,9 +117,9 @@ def refuse_other_launchers() -> None:
 class Worker(NamedTuple):
     """What one process of a run does; it can be pickled."""
 
-    function: Any
+    load: Any
     config: Any
-    arguments: tuple[Any, ...]
+    options: dict[str, Any]
 
     def __call__(self) -> int:
         """Join the other processes, run the function, report a failure, and leave. Returns the exit code."""
@@ -122,6 +129,7 @@ class Worker(NamedTuple):
         try:
             keep_freed_memory()
             hardware.hide_others(settings.device)
+            function = self.load()
             import ignite.distributed as idist
 
             from . import exchange
@@ -136,7 +144,7 @@ class Worker(NamedTuple):
                     f"distributed.nproc_per_node is {wanted}, but {started} were started on this node. Use scripts/train.sh."
                 )
             configure_packs(self.config)
-            code: int = self.function(idist.get_local_rank(), self.config, *self.arguments)
+            code: int = function(idist.get_local_rank(), self.config, self.options)
             return code
         except UsageError as error:
             local_rank = mine.local_rank if mine else 0
@@ -155,6 +163,9 @@ class Worker(NamedTuple):
                 at_exit.pop()()
             # A model in a reference cycle still holds the process group, which would abort the exit.
             gc.collect()
+            if backend.LEAVES_TOGETHER:
+                # MPI's own thread may still need Python's lock to free a tensor, which would be a deadlock.
+                time.sleep(0.5)
             leave()
 
 
@@ -165,6 +176,21 @@ def end_at_once(exit_code: int, mine: Ranks | None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_code)
+
+
+def setting_checks(config: Any, world_sizes: list[int]) -> Iterator[Check]:
+    """Yield whether the global batch is divisible by each number of processes."""
+    parts = config.optim.accumulation_steps
+    for world_size in world_sizes:
+        unit, batch_size = world_size * parts, config.data.batch_size
+        lower = max(batch_size // unit, 1) * unit
+        times = f" x {parts} accumulation steps" if parts > 1 else ""
+        processes = f"{world_size} process{'es' * (world_size > 1)}{times}"
+        if batch_size % unit:
+            found = f"data.batch_size {batch_size} is not divisible by {processes}"
+            yield Check("global batch", False, found, f"use {lower} or {lower + unit}", 2)
+        else:
+            yield Check("global batch", True, f"{batch_size} samples over {processes}")
 
 
 def checks(config: Any) -> list[Check]:

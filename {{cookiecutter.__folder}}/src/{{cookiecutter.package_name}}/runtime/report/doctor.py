@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ..data import TrainBatches
-from ..process import exchange, hardware, launcher, local, start
-from ..process.launch import planned_size, setting_checks
+from ..process import exchange, hardware, launcher, start
+from ..process.launch import planned_size
 from . import Check, UsageError
 from .summary import versions
 
@@ -36,7 +36,7 @@ def doctor(config: Any, options: dict[str, Any]) -> int:
     found += [
         *start.checks(config),
         *launcher.checks(),
-        *setting_checks(config, size._replace(nproc_per_node=nproc).world_sizes()),
+        *start.setting_checks(config, size._replace(nproc_per_node=nproc).world_sizes()),
     ]
     if config.data.num_workers and os.path.isdir("/dev/shm"):
         stat = os.statvfs("/dev/shm")
@@ -56,7 +56,7 @@ def doctor(config: Any, options: dict[str, Any]) -> int:
 
 def all_reduce_here(config: Any, nproc: int | None) -> list[Check]:
     """Run ``exchange_tensors`` in processes of this machine; return what they measured."""
-    command = [*local.prefix(nproc), sys.executable, "-m", PACKAGE, "exchange"]
+    command = [sys.executable, "-m", PACKAGE, "exchange"]
     command += ["--distributed.device", config.distributed.device]
     command += ["--distributed.nproc_per_node", str(nproc), "--data.batch_size", str(nproc)] if nproc else []
     running = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True)

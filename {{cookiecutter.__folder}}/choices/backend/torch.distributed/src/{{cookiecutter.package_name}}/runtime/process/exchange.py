@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..report import Check, UsageError
-from . import Ranks, backend, local
+from . import Ranks, backend
 
 Value = TypeVar("Value")
 
@@ -39,7 +39,9 @@ def join(settings: Any, ranks: Ranks | None) -> None:
         return
     if not dist.is_backend_available(settings.backend):
         raise UsageError(f"torch {torch.__version__} does not have {settings.backend}. Fix: {backend.FIX}.", 1)
-    local.prepare_ignite()
+    # ignite would count the processes of a node over a group of gloo, which cannot exist in an MPI world.
+    model: Any = idist.comp_models.native._NativeDistModel
+    model._compute_nproc_per_node = lambda self: ranks.local_world_size
     if ranks.world_size == ranks.local_world_size:
         # On one machine, the loopback interface is enough.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Start the processes of this machine without a launcher, by torch_xla."""
+"""Start processes of this machine by torch_xla."""
 
 from __future__ import annotations
 
@@ -11,22 +11,10 @@ from types import FrameType
 from typing import Any
 
 from ..report import UsageError
-from . import STOP_SIGNALS, Ranks, early_signals, end_with_parent, ignore_stop_signals
-
-# Whether torch_xla has started this process. In any other, its functions would take the device.
-_started = False
+from . import STOP_SIGNALS, early_signals, end_with_parent, ignore_stop_signals
 
 
-def ranks() -> Ranks | None:
-    """Return the ranks that the backend itself assigns, in a process that it has started."""
-    if not _started:
-        return None
-    import torch_xla.runtime as xr
-
-    return Ranks(xr.global_ordinal(), xr.world_size(), xr.local_ordinal(), xr.local_device_count())
-
-
-def start(worker: Any, nproc: int | None) -> int:
+def start(worker: Any, nproc: int | None, arguments: list[str]) -> int:
     """Run ``worker`` in one process for each chip; return the exit code.
 
     Raises:
@@ -69,20 +57,14 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _child(index: int, worker: Callable[[], int], parent: int) -> None:
-    global _started
+    import torch_xla.runtime as xr
+
     if os.getpid() != parent:
         end_with_parent()
         if os.getppid() != parent:
             os._exit(1)
-    _started = True
-    try:
-        code = worker()
-    finally:
-        _started = False
-    if code:
+    ranks = {"RANK": xr.global_ordinal(), "WORLD_SIZE": xr.world_size()}
+    ranks |= {"LOCAL_RANK": xr.local_ordinal(), "LOCAL_WORLD_SIZE": xr.local_device_count()}
+    os.environ.update({name: str(number) for name, number in ranks.items()})
+    if code := worker():
         sys.exit(code)
-
-
-def prefix(nproc: int | None) -> list[str]:
-    """Return what starts a command in ``nproc`` processes of this machine: nothing, the command starts them itself."""
-    return []

@@ -19,8 +19,8 @@ from .supervise import supervise
 NAME = "horovodrun"
 ELSEWHERE = False  # whether runs start on other machines
 RESUME = "the same command"  # what resumes a stopped run
-# Whether a process asks the kernel to end it with its parent; here, that is a thread, which ends at once.
-ENDS_WITH_LAUNCHER = False
+# Whether a process asks the kernel to end it with its parent; that of horovodrun is a thread, which ends at once.
+ENDS_WITH_LAUNCHER = "HOROVOD_RANK" not in os.environ
 # Of rank, world size, local rank, local world size, beside torchrun's.
 RANK_VARIABLES = (("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),)
 

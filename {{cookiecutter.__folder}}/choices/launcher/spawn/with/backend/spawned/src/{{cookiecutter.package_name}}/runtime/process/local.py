@@ -1,4 +1,4 @@
-"""Start the processes of this machine without a launcher, by torch's spawn."""
+"""Start processes of this machine by torch's spawn."""
 
 from __future__ import annotations
 
@@ -15,26 +15,11 @@ from typing import Any
 from . import (
     EXIT_RESUMABLE,
     STOP_SIGNALS,
-    Ranks,
     early_signals,
     end_with_parent,
     ignore_stop_signals,
     keep_early_signals,
 )
-
-
-def ranks() -> Ranks | None:
-    """Return the ranks that the backend itself assigns: none, they are in the environment."""
-    return None
-
-
-def prepare_ignite() -> None:
-    """Adapt ignite to the backend: nothing to do."""
-
-
-def prefix(nproc: int | None) -> list[str]:
-    """Return what starts a command in ``nproc`` processes of this machine: nothing, the command starts them itself."""
-    return []
 
 
 def free_port() -> int:
@@ -44,7 +29,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(worker: Any, nproc: int | None) -> int:
+def start(worker: Any, nproc: int | None, arguments: list[str]) -> int:
     """Run ``worker`` in ``nproc`` processes; return the exit code."""
     from torch.multiprocessing import get_context
     from torch.multiprocessing.spawn import ProcessExitedException, spawn
