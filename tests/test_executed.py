@@ -76,17 +76,13 @@ def after_brace(text: str) -> str:
 
 
 def check_doctor(project: Installed, target: Target, processes: str, trial: list[str]) -> None:
-    """The doctor finds the machine ready, and has timed what the processes exchange."""
+    """The doctor finds the machine ready."""
     asked = ["--distributed.nproc_per_node", processes] if processes else []
     done = project.run("python3", "-m", project.package, "doctor", "--json", *trial, *asked)
     doctor = json.loads(done.stdout)
     # There may be no kubectl, and there is no srun in the folder that holds the MPI-built torch.
     unready = {"kubernetes": not shutil.which("kubectl"), "slurm": target.backend == "mpi"}
     assert doctor["ready"] != unready.get(target.launcher, False), done.stdout
-    if int(processes or project.gpus()) > 1:
-        assert {"all-reduce 1 KiB", "all-reduce 64 MiB"} <= {check["name"] for check in doctor["checks"]}, (
-            done.stdout
-        )
 
 
 def check_learned(

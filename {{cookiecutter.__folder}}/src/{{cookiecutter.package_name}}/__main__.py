@@ -21,7 +21,6 @@ COMMANDS = {
     ),
     "shards": Command("Show which samples each rank gets.", "__main__:shards", WORLD_SIZE),
     "doctor": Command("Check that this machine is ready.", "runtime.report.doctor:doctor", JSON),
-    "exchange": Command("Time an all-reduce.", "runtime.report.doctor:exchange_tensors", in_every_process=True),
 }
 
 
