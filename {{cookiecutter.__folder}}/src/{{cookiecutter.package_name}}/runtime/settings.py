@@ -20,7 +20,6 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from . import process
 from .process import hardware, launcher, start
-from .process.launch import launch
 from .report import UsageError
 from .state import best_checkpoint, run_directory_of
 
@@ -78,7 +77,7 @@ def _run(commands: Mapping[str, Command], config_type: type, name: str = "", *gi
             print(f"usage: scripts/train.sh [--dry-run] [--section.field value ...]\n\n{launcher.__doc__}")
             print(f"settings: python3 -m {PACKAGE} train --help")
             return 0
-        return launch(PACKAGE, lambda options: parse(config_type, Command("", ""), options)[0], [*given])
+        return start.launch(PACKAGE, lambda options: parse(config_type, Command("", ""), options)[0], [*given])
     # Before torch is imported: a launcher that dies meanwhile would leave this process behind.
     if launcher.ENDS_WITH_LAUNCHER and start.ranks():
         process.end_with_parent()

@@ -24,9 +24,9 @@ ORPHANS_S = 60.0
 def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
     """Run a launcher's command; return its exit code, or ``EXIT_RESUMABLE`` if the run stopped after a checkpoint.
 
-    A launcher changes the exit codes of its processes and may leave them no time for a checkpoint. So the first stop signal
-    goes to rank 0, which makes all ranks stop, and only the second to the launcher, which gets the first if rank 0 is on
-    another machine or has not started.
+    A launcher may change the exit codes of its processes and give them no time for a checkpoint. So the first stop signal
+    goes to rank 0, which stops all ranks, and the second to the launcher. If rank 0 is on another machine or has not
+    started, the launcher gets the first one too.
 
     Args:
         restarts: whether the launcher restarts processes that exit.
@@ -42,7 +42,7 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
             signal.signal(number, remember)
     marks = {name: written_at(run_dir / name) for name in ("log.txt", "stopped", "summary.json")}
     is_new: Callable[[str], bool] = lambda name: written_at(run_dir / name) > marks[name]
-    # In a session of its own, so that Ctrl-C reaches this process alone.
+    # In a session of its own, so that Ctrl-C reaches only this process.
     running = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -94,7 +94,7 @@ def start_again(launcher: list[str], run_dir: str, arguments: list[str]) -> int:
     command = [*launcher, sys.executable, *program, *arguments]
     if arguments[0] == "train":
         return supervise(command, Path(run_dir))
-    # The others save no checkpoint.
+    # Other commands do not save checkpoints.
     os.execvp(command[0], command)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..data import TrainBatches
 from ..process import launcher, start
-from ..process.launch import planned_size
 from . import Check
 from .summary import versions
 
@@ -19,7 +18,7 @@ SHOWN_RANKS = 8
 
 def doctor(config: Any, options: dict[str, Any]) -> int:
     """Print every check of this machine, and the fix of the first that fails; return the exit code."""
-    size = planned_size()
+    size = start.planned_size()
     nproc = config.distributed.nproc_per_node or size.nproc_per_node
     found = [
         Check("versions", True, ", ".join(f"{name} {version}" for name, version in versions().items())),

@@ -42,12 +42,12 @@ def start(worker: Any, nproc: int | None, arguments: list[str]) -> int:
 
 
 def _has_one_process() -> bool:
-    """Return whether the device is the CPU. It needs no process of its own, and signals reach the run."""
+    """Return True on the CPU device: this process trains itself, and signals reach it."""
     return os.environ.get("PJRT_DEVICE") == "CPU"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End this command and its processes: they train in threads, which do not see signals."""
+    """End this command and its processes, which train in threads and do not handle signals."""
     ignore_stop_signals()
     print("error: stopped. Start again to resume from the last checkpoint.", file=sys.stderr, flush=True)
     # The exit would wait for them.

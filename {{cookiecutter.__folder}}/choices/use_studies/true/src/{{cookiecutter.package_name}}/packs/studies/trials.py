@@ -19,8 +19,7 @@ import yaml
 
 from ...config import Config
 from ...runtime import UsageError, state
-from ...runtime.process import EXIT_RESUMABLE, end_with_parent, hardware, launcher
-from ...runtime.process import number_from_environment
+from ...runtime.process import EXIT_RESUMABLE, end_with_parent, hardware, launcher, number_from_environment
 from ...runtime.process.supervise import written_at
 from ...runtime.state.reopen import changed_settings
 

@@ -36,16 +36,16 @@ def start(worker: Any, nproc: int | None, arguments: list[str]) -> int:
 
     port = os.environ.get("MASTER_PORT") or str(free_port())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc))
-    # torch counts a process that Ctrl-C interrupted as done, so each confirms that it is.
+    # torch takes a process that Ctrl-C interrupted for finished, so each confirms that it has finished.
     done, stopped = (get_context("spawn").Value("i", 0) for _ in range(2))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    # Inherited: the children get Ctrl-C from this process alone, not from the terminal too.
+    # The children inherit this: they get Ctrl-C from this process, not from the terminal too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc or 1, join=False)
     signals: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        # First as the signal that a process handles from its start on; a second one ends it.
+        # The first as one that processes handle from their start; the second ends them.
         forwarded = signal.SIGTERM if signals else signal.SIGUSR1
         signals.append(number)
         for child in children.processes:
@@ -83,7 +83,7 @@ def _stopped_too_early(signals: list[int]) -> int:
 
 
 def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, parent: int) -> None:
-    # With another signal than torch asks for, which is that of Ctrl-C.
+    # torch would send SIGINT.
     end_with_parent()
     if os.getppid() != parent:
         sys.exit(1)
