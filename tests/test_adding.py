@@ -117,8 +117,6 @@ def test_a_backend_is_a_folder_and_a_row(template: Template, installed: Callable
     def row(context: dict[str, Any]) -> None:
         context["backend"].append("byhand")
         context["__prompts__"]["backend"]["byhand"] = "byhand: an all-reduce in each step"
-        # Which has the local.py of the backends that torch's spawn starts.
-        context["_bases"]["backend"]["byhand"] = "spawned"
         context["_support"]["byhand"] = {"hardware": ["cpu"], "launchers": ["torchrun"], "refused": {}}
         context["_requirements"]["backend"]["byhand"] = ["torch>=2.6,<3"]
 

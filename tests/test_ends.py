@@ -223,7 +223,7 @@ def children_of(process: subprocess.Popen[Any]) -> dict[int, str]:
     return {int(pid): cluster.command_line(int(pid)) for pid in pids}
 
 
-TORCHRUN = "runtime.process.agent"
+TORCHRUN = "runtime.process.local"
 
 
 @pytest.mark.parametrize("begins", [TORCHRUN, "-u -m my_ddl_project"])

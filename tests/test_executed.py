@@ -76,17 +76,13 @@ def after_brace(text: str) -> str:
 
 
 def check_doctor(project: Installed, target: Target, processes: str, trial: list[str]) -> None:
-    """The doctor finds the machine ready, and has timed what the processes exchange."""
+    """The doctor finds the machine ready."""
     asked = ["--distributed.nproc_per_node", processes] if processes else []
     done = project.run("python3", "-m", project.package, "doctor", "--json", *trial, *asked)
     doctor = json.loads(done.stdout)
     # There may be no kubectl, and there is no srun in the folder that holds the MPI-built torch.
     unready = {"kubernetes": not shutil.which("kubectl"), "slurm": target.backend == "mpi"}
     assert doctor["ready"] != unready.get(target.launcher, False), done.stdout
-    if int(processes or project.gpus()) > 1:
-        assert {"all-reduce 1 KiB", "all-reduce 64 MiB"} <= {check["name"] for check in doctor["checks"]}, (
-            done.stdout
-        )
 
 
 def check_learned(
@@ -240,14 +236,17 @@ import sys
 sys.setswitchinterval(100)
 import ignite.distributed as idist
 import torch
-from my_ddl_project.config import DistributedConfig
-from my_ddl_project.runtime.process import exchange, start
+from my_ddl_project.config import Config, DistributedConfig
+from my_ddl_project.runtime.process import start
 
-exchange.join(DistributedConfig(backend="mpi", device="cpu"), start.ranks())
-assert idist.get_world_size() == 2
-for _ in range(20):
-    torch.distributed.all_reduce(torch.zeros(10))
-idist.finalize()
+def reduce(local_rank, config, options):
+    assert idist.get_world_size() == 2
+    for _ in range(20):
+        torch.distributed.all_reduce(torch.zeros(10))
+    return 0
+
+config = Config(distributed=DistributedConfig(backend="mpi", device="cpu"))
+sys.exit(start.Worker(lambda: reduce, config, {})())
 """
 
 
@@ -414,7 +413,7 @@ def test_what_cannot_work_is_refused_before_training(
 @pytest.mark.parametrize(
     ("launcher", "words"),
     [
-        ("torchrun", "process.agent --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29511"),
+        ("torchrun", "process.local --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:29511"),
         ("spawn", "python3 -m my_ddl_project train --distributed.nproc_per_node 4"),
         (
             "slurm",

@@ -66,7 +66,7 @@ FILES: dict[Condition, str] = {
         src/PKG/runtime/data/worker_server.py
         src/PKG/runtime/state/__init__.py src/PKG/runtime/state/checkpoints.py src/PKG/runtime/state/records.py
         src/PKG/runtime/state/reopen.py src/PKG/runtime/state/run.py
-        src/PKG/runtime/process/__init__.py src/PKG/runtime/process/collectives.py src/PKG/runtime/process/launch.py
+        src/PKG/runtime/process/__init__.py src/PKG/runtime/process/collectives.py
         src/PKG/runtime/process/start.py src/PKG/runtime/process/backend.py src/PKG/runtime/process/exchange.py
         src/PKG/runtime/process/hardware.py src/PKG/runtime/process/launcher.py src/PKG/runtime/process/local.py
         src/PKG/runtime/process/supervise.py
@@ -81,7 +81,6 @@ FILES: dict[Condition, str] = {
     lambda answers: answers["use_github_actions"]: ".github/workflows/ci.yml .github/dependabot.yml",
     lambda answers: answers["use_notebook"]: "notebooks/all_reduce.py notebooks/train.ipynb",
     lambda answers: answers["__launcher"] == "slurm": "scripts/train.sbatch",
-    lambda answers: answers["__launcher"] == "torchrun": "src/PKG/runtime/process/agent.py",
     lambda answers: answers["tracker"] != "none": "src/PKG/runtime/report/tracker.py",
     lambda answers: answers["__launcher"] == "kubernetes": """
         scripts/trainjob.yaml scripts/job.yaml scripts/volume.yaml scripts/manifest.py
@@ -121,7 +120,7 @@ PLACES = {
 PLACES = {question: f"{VERSION if KEEPS_ITS_VERSION else ''} {names}" for question, names in PLACES.items()}
 # Where targets may differ. Every other file is byte-identical over all of them.
 OWN_TO_A_TARGET = re.compile(
-    r"src/\w+/runtime/process/(hardware|backend|exchange|local|launcher|agent)\.py|scripts/(?!train\.sh).*|docs/.*"
+    r"src/\w+/runtime/process/(hardware|backend|exchange|local|launcher)\.py|scripts/(?!train\.sh).*|docs/.*"
     r"|AGENTS\.md|\.github/.*|pyproject\.toml|README\.md|Dockerfile|\.ddl-template\.json|\.cruft\.json"
 )
 # Words of a target, and who may say them.
@@ -152,6 +151,7 @@ EXCEPTIONS = [
         ),
         "one source, every device and launcher",
     ),
+    (r".*/runtime/process/local\.py", r"torchrun", "one way to start processes of this machine"),
     (
         r".*/(ci\.yml|Dockerfile|README\.md)",
         r"no GPU|torch with CUDA|CUDA libraries",

@@ -10,16 +10,16 @@ from pathlib import Path
 
 # Of every target without packs.
 BUDGETS = {
-    "source lines": 4_550,
-    "modules": 43,
+    "source lines": 4_430,
+    "modules": 41,
     "yours": 1_300,
-    "runtime": 3_680,
+    "runtime": 3_560,
     "test lines": 1_500,
     "words of README, AGENTS and docs": 5_000,
     "longest function": 60,
     "longest class": 225,
     "longest module": 300,
-    "imports below train.py": 14,
+    "imports below train.py": 13,
     "settings": 30,
     "names of the face": 20,
 }

@@ -11,3 +11,4 @@ LEAVES_TOGETHER = False  # whether a process that exits waits for all others
 EXPORTED = ("GLOO_",)  # prefixes of variables that other nodes need
 BOUND_TO_DEVICE = False  # whether a process group belongs to one device
 CHECKED_IN_LAUNCH = False  # whether it may be missing, so that the launching process looks for it
+RANK_VARIABLES: tuple[tuple[str, ...], ...] = ()  # set by a launcher of the backend itself

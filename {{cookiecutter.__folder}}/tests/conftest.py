@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -112,8 +111,7 @@ def start(processes: int, *arguments: str, program: tuple[str, ...] = ("-m", PAC
     if lacking := what_is_lacking(processes):
         pytest.skip(lacking)
     settings = ["--distributed.nproc_per_node", str(processes), *settings_here()]
-    prefix = import_module(f"{PACKAGE}.runtime.process.local").prefix(processes)
-    return execute([*prefix, "python3", *program, *arguments, *settings], **variables)
+    return execute(["python3", *program, *arguments, *settings], **variables)
 
 
 def train(run_dir: Path, processes: int, *settings: str, program: tuple[str, ...] = ("-m", PACKAGE)) -> Run:
@@ -146,9 +144,6 @@ def what_is_lacking(processes: int) -> str:
         failed = [check.found for check in process.checks(resolved) if not (check.ok or check.name == "cluster")]
     except runtime.UsageError as error:
         failed = [str(error)]
-    prefix = process.local.prefix(processes)
-    if prefix and not shutil.which(prefix[0]):
-        failed.append(f"{prefix[0]} is not on the PATH")
     return "; ".join(failed)
 
 

@@ -17,11 +17,10 @@ COMMANDS = {
     "train": Command("Train, or resume a run.", "train:training", in_every_process=True),
     "evaluate": Command("Evaluate a checkpoint.", "evaluate:evaluation", in_every_process=True, of_checkpoint=True),
     "launch": Command(
-        "Train in all processes of the launcher, as scripts/train.sh does.", "runtime.process.launch:launch"
+        "Train in all processes of the launcher, as scripts/train.sh does.", "runtime.process.start:launch"
     ),
     "shards": Command("Show which samples each rank gets.", "__main__:shards", WORLD_SIZE),
     "doctor": Command("Check that this machine is ready.", "runtime.report.doctor:doctor", JSON),
-    "exchange": Command("Time an all-reduce.", "runtime.report.doctor:exchange_tensors", in_every_process=True),
 }
 
 

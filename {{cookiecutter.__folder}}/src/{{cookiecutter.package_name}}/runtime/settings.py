@@ -12,6 +12,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from . import process
 from .process import hardware, launcher, start
-from .process.launch import launch, setting_checks
-from .report import UsageError, require
+from .report import UsageError
 from .state import best_checkpoint, run_directory_of
 
 PACKAGE = str(__package__).rpartition(".")[0]
@@ -77,7 +77,7 @@ def _run(commands: Mapping[str, Command], config_type: type, name: str = "", *gi
             print(f"usage: scripts/train.sh [--dry-run] [--section.field value ...]\n\n{launcher.__doc__}")
             print(f"settings: python3 -m {PACKAGE} train --help")
             return 0
-        return launch(PACKAGE, lambda options: parse(config_type, Command("", ""), options)[0], [*given])
+        return start.launch(PACKAGE, lambda options: parse(config_type, Command("", ""), options)[0], [*given])
     # Before torch is imported: a launcher that dies meanwhile would leave this process behind.
     if launcher.ENDS_WITH_LAUNCHER and start.ranks():
         process.end_with_parent()
@@ -89,15 +89,11 @@ def _run(commands: Mapping[str, Command], config_type: type, name: str = "", *gi
     config = start.resolve(config)
     if command.in_every_process:
         process.keep_early_signals()
+        return start.run(partial(imported, command.function), config, options, [name, *given])
     function = imported(command.function)
-    if not command.in_every_process:
-        if command.of_checkpoint:
-            start.configure_packs(config)
-        return int(function(config, options))
-    if not start.ranks():
-        nproc = config.distributed.nproc_per_node or 1
-        require([*setting_checks(config, [nproc]), *start.checks(config)])
-    return start.run(function, config, options)
+    if command.of_checkpoint:
+        start.configure_packs(config)
+    return int(function(config, options))
 
 
 def imported(name: str) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -125,6 +126,12 @@ def test_the_parts_of_a_step_are_timed(processes: int) -> None:
     assert list(parts) == list(PARTS)
     assert {part for part, time in parts.items() if time == 0} == ({"communication"} if processes == 1 else set())
     assert "of the peak of large matmuls (MFU)" in answer.output
+
+
+def test_all_reduces_are_timed() -> None:
+    answer = start(2, "all-reduce")
+    assert answer.code == 0, answer.errors
+    assert re.findall(r"^(\S+ \w+) +[\d.]+ ms over 2 processes", answer.output, re.MULTILINE) == ["1 KiB", "64 MiB"]
 
 
 def test_nodes_that_connect_and_nodes_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:

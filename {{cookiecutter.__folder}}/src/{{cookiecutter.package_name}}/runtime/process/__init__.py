@@ -1,11 +1,13 @@
-"""How processes start, meet, communicate and end. This file: ranks, sizes and signals.
+"""Processes start, meet, communicate and exit. This file: ranks, sizes and signals.
 
-launch.py, launcher.py   the command that starts a run, and how it is supervised
-start.py, local.py       what each process does first and last; processes of this machine without a launcher
-backend.py               facts about the backend, without importing torch
-exchange.py              how processes meet and communicate
-hardware.py              the device of a process
-collectives.py           what ranks agree on
+start.py        start a run; what each process does first and last
+launcher.py     the command that starts a run
+local.py        start processes of this machine without the launcher
+supervise.py    forward signals to what was started, and return the exit code
+backend.py      facts about the backend, without importing torch
+exchange.py     how processes meet and communicate
+hardware.py     the device of a process
+collectives.py  what ranks agree on
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ from typing import Any, NamedTuple
 
 from ..report import UsageError
 
-# A run saves a checkpoint and ends with this code on a stop signal; the same command resumes it.
+# Exit code of a run that stopped after a checkpoint; the same command resumes it.
 EXIT_RESUMABLE = 85
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Set for processes whose launcher reports a failure for any exit code but 0; they exit with 0 after a stop.
+# Set for processes whose launcher takes every exit code except 0 for a failure: they exit with 0 after a stop.
 SUPERVISED = "DDL_SUPERVISED"
-# How long a process that failed waits before it ends, so that others can report the cause.
+# How long a failed process waits before it exits, so that others can report the cause.
 GRACE_S = 2.0
 # Signals that arrived before the run could handle them.
 early_signals: set[int] = set()
-# Called when this process has run its function, whatever came of it.
+# Called when the function of this process has returned or raised.
 at_exit: list[Callable[[], None]] = []
 
 
 class Ranks(NamedTuple):
-    """Which of the processes of a run this one is."""
+    """The place of a process in a run."""
 
     rank: int
     world_size: int
@@ -45,7 +47,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_from(names: Sequence[str]) -> Ranks | None:
-    """Return the ranks in variables of the environment; None if one of the first three is not set."""
+    """Read ranks from environment variables; return None if one of the first three is not set."""
     matches = [re.match(r"\d+", os.environ.get(name, "")) for name in names]
     numbers = [int(match[0]) for match in matches if match]
     if not all(matches[:3]):
@@ -57,17 +59,17 @@ class Size(NamedTuple):
     """How many processes a run has."""
 
     nnodes: range
-    """every number of nodes that there may be"""
+    """the possible numbers of nodes"""
     nproc_per_node: int | None
     """None: one for each device that the backend finds"""
 
     def world_sizes(self) -> list[int]:
-        """Return every number of processes that there may be."""
+        """Return the possible numbers of processes."""
         return [nnodes * (self.nproc_per_node or 1) for nnodes in self.nnodes]
 
 
 def keep_early_signals() -> None:
-    """Remember SIGUSR1 and SIGHUP until the run can stop in order, instead of ending at once.
+    """Record SIGUSR1 and SIGHUP until the run can stop cleanly, instead of exiting at once.
 
     A signal that the parent ignores stays ignored, as under nohup.
     """
@@ -77,7 +79,7 @@ def keep_early_signals() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Keep this process alive on stop signals: the run still needs it."""
+    """Ignore stop signals from now on."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -114,7 +116,7 @@ def number_from_environment(name: str) -> int | None:
     """Return a positive number from the environment, or None if it is not set.
 
     Raises:
-        UsageError: if it is something else.
+        UsageError: if it is not a positive number.
     """
     text = os.environ.get(name)
     if not text:

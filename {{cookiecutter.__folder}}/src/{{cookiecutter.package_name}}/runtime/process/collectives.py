@@ -1,4 +1,4 @@
-"""What ranks agree on. Every rank must call each of these at the same point."""
+"""Collective operations: every rank must call them at the same point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _trainable: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def from_rank_zero(value: Value) -> Value:
-    """Return the value that rank 0 has; it is pickled."""
+    """Return the value of rank 0 on every rank; it is pickled."""
     return exchange.all_gather_object(value)[0] if idist.get_world_size() > 1 else value
 
 
@@ -48,11 +48,11 @@ def run_on_rank_zero(action: Callable[[], object]) -> None:
 
 
 def broadcast(tensors: list[Tensor]) -> None:
-    """Give every rank the values of rank 0; sparse tensors are left as they are."""
+    """Replace tensors by those of rank 0; sparse tensors are left as they are."""
     tensors = [tensor for tensor in tensors if tensor.layout == torch.strided and not hasattr(tensor, "to_local")]
     if not tensors or idist.get_world_size() == 1:
         return
-    # As bytes, all of them at once, whatever their types.
+    # All at once as bytes, because their types may differ.
     parts = [tensor.detach().contiguous().flatten().view(torch.uint8) for tensor in tensors]
     received: Any = idist.broadcast(torch.cat(parts), src=0)
     with torch.no_grad():
@@ -62,7 +62,7 @@ def broadcast(tensors: list[Tensor]) -> None:
 
 
 def distribute(model: nn.Module, **options: Any) -> nn.Module:
-    """Give every rank the weights of rank 0, and average gradients over the ranks.
+    """Broadcast the weights of rank 0, and average gradients over the ranks.
 
     Args:
         options: arguments of DistributedDataParallel, for the backends that use it. With the others,
@@ -104,7 +104,7 @@ def no_sync(model: nn.Module, enabled: bool = True) -> AbstractContextManager[No
 
 
 def note_trainable(model: nn.Module) -> None:
-    """Note which weights require gradients: the backward pass will average those of no others."""
+    """Record which weights require gradients: the backward pass averages only these."""
     _trainable[model] = {name for name, weight in model.named_parameters() if weight.requires_grad}
 
 
@@ -119,13 +119,13 @@ def require_same_trainable(model: nn.Module) -> None:
 
 @torch.no_grad()
 def is_finite(model: nn.Module) -> bool:
-    """Return whether all weights are finite, with one wait for the device."""
+    """Return True if all weights are finite; it waits for the device once."""
     weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in model.parameters()]
     return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
 
 
 def weights_digest(model: nn.Module) -> int:
-    """Return a number that differs if a weight differs in one bit."""
+    """Return a checksum of the weights, which changes with every bit."""
     sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     # A sum of integers does not depend on the order of its terms.
     total = torch.zeros((), dtype=torch.int64, device=idist.device())

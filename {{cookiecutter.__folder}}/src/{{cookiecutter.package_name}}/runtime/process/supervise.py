@@ -1,4 +1,4 @@
-"""Supervise a launcher: hand stop signals on, and return the exit code that the run means."""
+"""Supervise a launcher: forward stop signals, and return the exit code of the run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from .. import state
-from . import EXIT_RESUMABLE, STOP_SIGNALS, SUPERVISED, end_with_parent, ignore_stop_signals
+from . import EXIT_RESUMABLE, STOP_SIGNALS, SUPERVISED, early_signals, end_with_parent, ignore_stop_signals
 
+PACKAGE = __name__.partition(".runtime.")[0]
 POLL_S = 0.05
 # How long to wait for processes whose launcher was killed.
 ORPHANS_S = 60.0
@@ -23,14 +24,14 @@ ORPHANS_S = 60.0
 def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
     """Run a launcher's command; return its exit code, or ``EXIT_RESUMABLE`` if the run stopped after a checkpoint.
 
-    A launcher changes the exit codes of its processes and may leave them no time for a checkpoint. So the first stop signal
-    goes to rank 0, which makes all ranks stop, and only the second to the launcher, which gets the first if rank 0 is on
-    another machine or has not started.
+    A launcher may change the exit codes of its processes and give them no time for a checkpoint. So the first stop signal
+    goes to rank 0, which stops all ranks, and the second to the launcher. If rank 0 is on another machine or has not
+    started, the launcher gets the first one too.
 
     Args:
         restarts: whether the launcher restarts processes that exit.
     """
-    signals: list[int] = []
+    signals: list[int] = [*early_signals]
 
     def remember(number: int, frame: FrameType | None) -> None:
         signals.append(number)
@@ -41,7 +42,7 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
             signal.signal(number, remember)
     marks = {name: written_at(run_dir / name) for name in ("log.txt", "stopped", "summary.json")}
     is_new: Callable[[str], bool] = lambda name: written_at(run_dir / name) > marks[name]
-    # In a session of its own, so that Ctrl-C reaches this process alone.
+    # In a session of its own, so that Ctrl-C reaches only this process.
     running = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -78,6 +79,23 @@ def supervise(command: list[str], run_dir: Path, restarts: bool = False) -> int:
         # Some launchers report success when a signal has ended their processes.
         return 1
     return code if code >= 0 else 128 - code
+
+
+def start_again(launcher: list[str], run_dir: str, arguments: list[str]) -> int:
+    """Run this process's own command in the processes that ``launcher`` starts on this machine; return the exit code.
+
+    Args:
+        launcher: what precedes the command.
+        arguments: the name of the command and its options.
+    """
+    # "-m PACKAGE", or a program that calls its main.
+    own = len(sys.orig_argv) - len(arguments)
+    program = sys.orig_argv[1:own] if sys.orig_argv[own:] == arguments else ["-m", PACKAGE]
+    command = [*launcher, sys.executable, *program, *arguments]
+    if arguments[0] == "train":
+        return supervise(command, Path(run_dir))
+    # Other commands do not save checkpoints.
+    os.execvp(command[0], command)
 
 
 def written_at(file: Path) -> int:

@@ -1,4 +1,4 @@
-"""How processes meet and communicate: by Horovod, over gloo."""
+"""Communication between processes by Horovod, over gloo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONNECT_LIMIT_S = 60.0
 
 
 def checks(settings: Any) -> Iterator[Check]:
-    """Yield whether this Horovod has gloo."""
+    """Yield a check that this Horovod has gloo."""
     built = bool(gloo_built())
     yield Check("backend", built, f"Horovod was built with{'' if built else 'out'} gloo", backend.FIX)
 
@@ -57,9 +57,9 @@ def join(settings: Any, ranks: Ranks | None) -> None:
 
 
 class Watch:
-    """Ends this process when a collective takes longer than ``distributed.timeout_s``.
+    """Ends this process if a collective takes longer than ``distributed.timeout_s``.
 
-    Horovod would wait for ever for a rank that hangs, because Horovod's own thread there still answers.
+    Horovod would wait for ever for a rank that hangs, because its own thread on that rank still responds.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Watch:
         self.limit_s = 0.0
 
     def start(self, limit_s: float) -> None:
-        """Watch from now on, in a thread: a waiting collective does not hold Python's lock."""
+        """Start watching in a thread: a waiting collective does not hold the GIL."""
         started, self.limit_s = self.limit_s > 0, limit_s
         if not started:
             model = idist.comp_models.horovod._HorovodDistModel
@@ -165,7 +165,7 @@ def average(tensors: list[Tensor]) -> None:
     # Horovod requires contiguous tensors; those that are, are not copied.
     means = [tensor.contiguous() for tensor in tensors]
     with watch.collective():
-        # A name that stays the same lets Horovod reuse the ranks' agreement of the step before.
+        # With the same name, Horovod reuses the negotiation of the previous step.
         hvd.grouped_allreduce_(means, op=hvd.Average, name=f"gradients.{tensors[0].dtype}")
     for tensor, mean in zip(tensors, means, strict=True):
         tensor.copy_(mean)
@@ -174,12 +174,12 @@ def average(tensors: list[Tensor]) -> None:
 def all_gather_object(value: Value) -> list[Value]:
     """Return the values of all ranks; they are pickled."""
     with watch.collective():
-        # The default name is that of the type: ranks with values of different types would wait for ever.
+        # The default is the name of the type: ranks with different types would wait for ever.
         values: list[Value] = hvd.allgather_object(value, name="values")
     return values
 
 
 def lost_peer(error: BaseException) -> str:
-    """Return why a collective failed because of another process; empty for other errors."""
+    """Return why another process made a collective fail; an empty text for other errors."""
     found = re.search(r"Horovod has been shut down.*|/gloo/\S+ .*", str(error))
     return found[0] if found and isinstance(error, RuntimeError) else ""

@@ -10,4 +10,6 @@ RENDEZVOUS = False  # MPI connects the processes that its launcher has started
 LEAVES_TOGETHER = True  # whether a process that exits waits for all others
 EXPORTED = ("GLOO_", "UCX_")  # prefixes of variables that other nodes need
 BOUND_TO_DEVICE = False  # whether a process group belongs to one device
-CHECKED_IN_LAUNCH = True  # whether it may be missing, so that the launching process looks for it
+CHECKED_IN_LAUNCH = True  # whether it may be missing, so that scripts/train.sh checks it
+# Set by a launcher of the backend itself, whatever the launcher of the project is.
+RANK_VARIABLES = (tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),)

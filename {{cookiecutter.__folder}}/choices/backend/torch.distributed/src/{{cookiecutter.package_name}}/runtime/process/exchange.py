@@ -1,4 +1,4 @@
-"""How processes meet and communicate: by a process group of torch.distributed."""
+"""Communication between processes by a process group of torch.distributed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..report import Check, UsageError
-from . import Ranks, backend, local
+from . import Ranks, backend
 
 Value = TypeVar("Value")
 
 
 def checks(settings: Any) -> Iterator[Check]:
-    """Yield whether this torch has the backend."""
+    """Yield a check that this torch has the backend."""
     available = dist.is_backend_available(settings.backend)
     found = f"torch {torch.__version__} {'has' if available else 'does not have'} {settings.backend}"
     yield Check("backend", available, found, backend.FIX)
@@ -39,7 +39,9 @@ def join(settings: Any, ranks: Ranks | None) -> None:
         return
     if not dist.is_backend_available(settings.backend):
         raise UsageError(f"torch {torch.__version__} does not have {settings.backend}. Fix: {backend.FIX}.", 1)
-    local.prepare_ignite()
+    # ignite would create a gloo group to count the processes of a node; an MPI world cannot have one.
+    model: Any = idist.comp_models.native._NativeDistModel
+    model._compute_nproc_per_node = lambda self: ranks.local_world_size
     if ranks.world_size == ranks.local_world_size:
         # On one machine, the loopback interface is enough.
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -94,7 +96,7 @@ def all_gather_object(value: Value) -> list[Value]:
 
 
 def lost_peer(error: BaseException) -> str:
-    """Return why a collective failed because of another process; empty for other errors."""
+    """Return why another process made a collective fail; an empty text for other errors."""
     # gloo's text names a source file first and gives advice last.
     found = re.search(r"^\[\S+/gloo/\S+ (?:Read error \S+ )?(.*?)(?:\. This is typically|\n|$)", str(error))
     found = found or re.search("^(Application timeout caused pair closure)", str(error))

@@ -1,4 +1,4 @@
-"""How processes meet and communicate: by torch_xla."""
+"""Communication between processes by torch_xla."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _all_gather(model: object, tensor: Tensor, group: object = None) -> Tensor:
     return gathered
 
 
-# ignite's own build a different graph on each rank, so that chips may wait for each other for ever.
+# Those of ignite build a different graph on each rank, and chips may wait for each other for ever.
 _ignite: Any = idist.comp_models.xla._XlaDistModel
 _ignite._do_broadcast, _ignite._do_all_gather = _broadcast, _all_gather
 
@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 
 
 def checks(settings: Any) -> Iterator[Check]:
-    """Yield whether the versions of torch and torch_xla match."""
+    """Yield a check that the versions of torch and torch_xla match."""
     version = metadata.version("torch_xla")
     matches = torch.__version__.rpartition(".")[0] == version.rpartition(".")[0]
     yield Check("backend", matches, f"torch {torch.__version__} with torch_xla {version}", backend.FIX)
@@ -67,6 +67,6 @@ def all_gather_object(value: Value) -> list[Value]:
 
 
 def lost_peer(error: BaseException) -> str:
-    """Return why a collective failed because of another process; empty for other errors."""
+    """Return why another process made a collective fail; an empty text for other errors."""
     found = re.search("Connection reset by peer|Socket closed", str(error))
     return found[0] if found and type(error) is RuntimeError else ""

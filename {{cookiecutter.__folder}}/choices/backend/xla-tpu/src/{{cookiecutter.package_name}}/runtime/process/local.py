@@ -1,4 +1,4 @@
-"""Start the processes of this machine without a launcher, by torch_xla."""
+"""Start processes of this machine by torch_xla."""
 
 from __future__ import annotations
 
@@ -11,22 +11,10 @@ from types import FrameType
 from typing import Any
 
 from ..report import UsageError
-from . import STOP_SIGNALS, Ranks, early_signals, end_with_parent, ignore_stop_signals
-
-# Whether torch_xla has started this process. In any other, its functions would take the device.
-_started = False
+from . import STOP_SIGNALS, early_signals, end_with_parent, ignore_stop_signals
 
 
-def ranks() -> Ranks | None:
-    """Return the ranks that the backend itself assigns, in a process that it has started."""
-    if not _started:
-        return None
-    import torch_xla.runtime as xr
-
-    return Ranks(xr.global_ordinal(), xr.world_size(), xr.local_ordinal(), xr.local_device_count())
-
-
-def start(worker: Any, nproc: int | None) -> int:
+def start(worker: Any, nproc: int | None, arguments: list[str]) -> int:
     """Run ``worker`` in one process for each chip; return the exit code.
 
     Raises:
@@ -54,12 +42,12 @@ def start(worker: Any, nproc: int | None) -> int:
 
 
 def _has_one_process() -> bool:
-    """Return whether the device is the CPU. It needs no process of its own, and signals reach the run."""
+    """Return True on the CPU device: this process trains itself, and signals reach it."""
     return os.environ.get("PJRT_DEVICE") == "CPU"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End this command and its processes: they train in threads, which do not see signals."""
+    """End this command and its processes, which train in threads and do not handle signals."""
     ignore_stop_signals()
     print("error: stopped. Start again to resume from the last checkpoint.", file=sys.stderr, flush=True)
     # The exit would wait for them.
@@ -69,20 +57,14 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _child(index: int, worker: Callable[[], int], parent: int) -> None:
-    global _started
+    import torch_xla.runtime as xr
+
     if os.getpid() != parent:
         end_with_parent()
         if os.getppid() != parent:
             os._exit(1)
-    _started = True
-    try:
-        code = worker()
-    finally:
-        _started = False
-    if code:
+    ranks = {"RANK": xr.global_ordinal(), "WORLD_SIZE": xr.world_size()}
+    ranks |= {"LOCAL_RANK": xr.local_ordinal(), "LOCAL_WORLD_SIZE": xr.local_device_count()}
+    os.environ.update({name: str(number) for name, number in ranks.items()})
+    if code := worker():
         sys.exit(code)
-
-
-def prefix(nproc: int | None) -> list[str]:
-    """Return what starts a command in ``nproc`` processes of this machine: nothing, the command starts them itself."""
-    return []

@@ -9,7 +9,7 @@ from ..report import Check
 NAME = "cpu"
 DEVICE = "cpu"
 DEVICES = (DEVICE,)
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # of every process, unless set: more threads than cores slow each other down
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # of every process, unless set: more threads than cores are slower
 RESERVED = ""  # what a scheduler reserves for each process
 AMP = ("none", "bf16", "fp16")
 COMPILES = True  # whether torch.compile supports it
@@ -28,7 +28,7 @@ def default_nproc_per_node(here: bool = True) -> int | None:
 
 
 def hide_others(device: str) -> None:
-    """Hide GPUs, which ignite would use wherever torch sees one."""
+    """Hide GPUs: ignite would use them if torch finds one."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -56,7 +56,7 @@ def synchronize() -> None:
 
 
 def end_step() -> None:
-    """Tell the device that a step is complete: nothing to do."""
+    """Mark the end of a step: nothing to do."""
 
 
 def versions() -> dict[str, str]:

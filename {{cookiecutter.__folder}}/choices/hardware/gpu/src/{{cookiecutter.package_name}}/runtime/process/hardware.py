@@ -11,7 +11,7 @@ from ..report import Check, UsageError, require
 NAME = "gpu"
 DEVICE = "cuda"
 DEVICES = (DEVICE, "cpu")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # of every process, unless set: more threads than cores slow each other down
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # of every process, unless set: more threads than cores are slower
 RESERVED = "gpus"  # what a scheduler reserves for each process
 AMP = ("none", "bf16", "fp16")
 COMPILES = True  # whether torch.compile supports it
@@ -121,7 +121,7 @@ def synchronize() -> None:
 
 
 def end_step() -> None:
-    """Tell the device that a step is complete: nothing to do."""
+    """Mark the end of a step: nothing to do."""
 
 
 def versions() -> dict[str, str]:

@@ -25,7 +25,7 @@ def default_nproc_per_node(here: bool = True) -> int | None:
 
 
 def hide_others(device: str) -> None:
-    """Hide other devices: nothing to do, torch_xla uses only its own."""
+    """Hide other devices: nothing to do, torch_xla does not use them."""
 
 
 def check(device: str, nproc_per_node: int) -> Check:
@@ -73,7 +73,7 @@ def synchronize() -> None:
 
 
 def end_step() -> None:
-    """Tell the device that a step is complete: it compiles the step as one graph and runs it."""
+    """Mark the end of a step: torch_xla compiles it as one graph and runs it."""
     import torch_xla
 
     torch_xla.sync()

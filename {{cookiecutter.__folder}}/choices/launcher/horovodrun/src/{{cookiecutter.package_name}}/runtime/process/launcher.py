@@ -19,8 +19,8 @@ from .supervise import supervise
 NAME = "horovodrun"
 ELSEWHERE = False  # whether runs start on other machines
 RESUME = "the same command"  # what resumes a stopped run
-# Whether a process asks the kernel to end it with its parent; here, that is a thread, which ends at once.
-ENDS_WITH_LAUNCHER = False
+# Whether the kernel ends a process with its parent. That of horovodrun is a thread, which exits at once.
+ENDS_WITH_LAUNCHER = "HOROVOD_RANK" not in os.environ
 # Of rank, world size, local rank, local world size, beside torchrun's.
 RANK_VARIABLES = (("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),)
 
@@ -51,7 +51,7 @@ def command(size: Size, arguments: list[str], run_dir: str | None = None) -> lis
 
 
 def freeze(config: Any, options: list[str]) -> list[str]:
-    """Return the options of a run that may start later: as they are, it starts now."""
+    """Return the options unchanged: the run starts now."""
     return options
 
 
@@ -61,6 +61,6 @@ def start(command: list[str], run_dir: Path) -> int:
 
 
 def checks() -> Iterator[Check]:
-    """Yield whether horovodrun is installed."""
+    """Yield a check that horovodrun is installed."""
     path = shutil.which("horovodrun")
     yield Check("launcher", path is not None, path or "horovodrun is not on the PATH", backend.FIX)

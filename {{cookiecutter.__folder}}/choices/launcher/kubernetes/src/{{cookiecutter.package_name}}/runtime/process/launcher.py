@@ -22,7 +22,7 @@ NAME = "kubernetes"
 ELSEWHERE = True  # whether runs start on other machines
 # What resumes a stopped run.
 RESUME = "kubectl delete of its job, and then the same command," if IN_POD else "the same command"
-ENDS_WITH_LAUNCHER = True  # whether a process asks the kernel to end it with its parent
+ENDS_WITH_LAUNCHER = True  # whether the kernel ends a process with its parent
 RANK_VARIABLES: tuple[tuple[str, ...], ...] = ()  # of rank, world size, local rank, local world size, beside torchrun's
 
 
@@ -53,7 +53,7 @@ def command(size: Size, arguments: list[str], run_dir: str | None = None) -> lis
 
 
 def freeze(config: Any, options: list[str]) -> list[str]:
-    """Return the options of a run that may start later: as they are, it starts now."""
+    """Return the options unchanged: the run starts now."""
     return options
 
 
@@ -63,7 +63,7 @@ def start(command: list[str], run_dir: Path) -> int:
 
 
 def checks() -> Iterator[Check]:
-    """Yield whether manifests can be applied here, unless this is a pod."""
+    """Yield a check that manifests can be applied here, unless this is a pod."""
     path = shutil.which("kubectl")
     if not IN_POD:
         fix = "install it, and configure it for your cluster"

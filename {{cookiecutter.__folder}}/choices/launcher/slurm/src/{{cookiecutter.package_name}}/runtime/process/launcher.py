@@ -34,7 +34,7 @@ RESUME = "the same command"
 if "SLURM_JOB_ID" in os.environ:
     RESUME = "the job, if Slurm requeues it, or else NNODES={nnodes} NPROC_PER_NODE={nproc} RUN_DIR={run_dir} "
     RESUME += "scripts/train.sh --config {run_dir}/config.yaml"
-ENDS_WITH_LAUNCHER = True  # whether a process asks the kernel to end it with its parent
+ENDS_WITH_LAUNCHER = True  # whether the kernel ends a process with its parent
 # Of rank, world size, local rank, local world size, beside torchrun's.
 RANK_VARIABLES = (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),)
 SCRIPT = "scripts/train.sbatch"
@@ -127,6 +127,6 @@ def _submit(command: list[str]) -> tuple[str, int]:
 
 
 def checks() -> Iterator[Check]:
-    """Yield whether jobs can be submitted here."""
+    """Yield a check that jobs can be submitted here."""
     path = shutil.which("sbatch")
     yield Check("cluster", path is not None, path or "sbatch is not on the PATH", "log in to the cluster")

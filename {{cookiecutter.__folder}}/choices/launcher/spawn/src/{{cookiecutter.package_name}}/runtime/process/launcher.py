@@ -16,7 +16,7 @@ from . import Size
 NAME = "spawn"
 ELSEWHERE = False  # whether runs start on other machines
 RESUME = "the same command"  # what resumes a stopped run
-ENDS_WITH_LAUNCHER = False  # whether a process asks the kernel to end it with its parent
+ENDS_WITH_LAUNCHER = False  # whether the kernel ends a process with its parent
 RANK_VARIABLES: tuple[tuple[str, ...], ...] = ()  # of rank, world size, local rank, local world size, beside torchrun's
 
 
@@ -31,7 +31,7 @@ def command(size: Size, arguments: list[str], run_dir: str | None = None) -> lis
 
 
 def freeze(config: Any, options: list[str]) -> list[str]:
-    """Return the options of a run that may start later: as they are, it starts now."""
+    """Return the options unchanged: the run starts now."""
     return options
 
 
@@ -41,5 +41,5 @@ def start(command: list[str], run_dir: Path) -> int:
 
 
 def checks() -> Iterator[Check]:
-    """Yield what this machine needs to start a run: nothing more."""
+    """Yield checks of this machine: none."""
     yield from ()

@@ -22,7 +22,7 @@ from .supervise import supervise
 NAME = "torchrun"
 ELSEWHERE = False  # whether runs start on other machines
 RESUME = "the same command"  # what resumes a stopped run
-ENDS_WITH_LAUNCHER = True  # whether a process asks the kernel to end it with its parent
+ENDS_WITH_LAUNCHER = True  # whether the kernel ends a process with its parent
 RANK_VARIABLES: tuple[tuple[str, ...], ...] = ()  # of rank, world size, local rank, local world size, beside torchrun's
 
 
@@ -37,13 +37,9 @@ def size(nproc_per_node: int | None) -> Size:
 
 
 def command(size: Size, arguments: list[str], run_dir: str | None = None) -> list[str]:
-    """Return the command that runs ``python3 arguments`` in every process, after the variables it needs."""
-    variables = []
+    """Return the command that runs ``python3 arguments`` in every process."""
     fewest, most = size.nnodes[0], size.nnodes[-1]
     restarts, port = os.environ.get("MAX_RESTARTS") or ("0" if most == 1 else "3"), os.environ.get("MASTER_PORT")
-    if most > 1:
-        # A store that every node connects to anew survives the loss of one of them.
-        variables.append("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     if most == 1 and not port:
         rendezvous = ["--standalone"]
     else:
@@ -57,12 +53,12 @@ def command(size: Size, arguments: list[str], run_dir: str | None = None) -> lis
             f"--rdzv-id={os.environ.get('RDZV_ID') or arguments[1]}",
             f"--rdzv-conf={os.environ.get('RDZV_CONF', '')}",
         ]
-    torchrun = ["python3", "-m", f"{__package__}.agent", *rendezvous, f"--max-restarts={restarts}"]
-    return [*variables, *torchrun, f"--nproc-per-node={size.nproc_per_node}", *arguments]
+    torchrun = ["python3", "-m", f"{__package__}.local", *rendezvous, f"--max-restarts={restarts}"]
+    return [*torchrun, f"--nproc-per-node={size.nproc_per_node}", *arguments]
 
 
 def freeze(config: Any, options: list[str]) -> list[str]:
-    """Return the options of a run that may start later: as they are, it starts now."""
+    """Return the options unchanged: the run starts now."""
     return options
 
 
@@ -72,5 +68,5 @@ def start(command: list[str], run_dir: Path) -> int:
 
 
 def checks() -> Iterator[Check]:
-    """Yield what this machine needs to start a run: nothing more."""
+    """Yield checks of this machine: none."""
     yield from ()

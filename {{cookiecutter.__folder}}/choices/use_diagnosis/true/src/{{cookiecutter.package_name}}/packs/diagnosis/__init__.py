@@ -1,4 +1,4 @@
-"""Diagnosis: is the task right, where does the time go, do the nodes connect? docs/diagnosis.md."""
+"""Diagnosis of the task, of the time of a step, and of the network: docs/diagnosis.md."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ COMMANDS = {
         in_every_process=True,
     ),
     "timing": Command("Time the parts of a step.", "packs.diagnosis.timing:timing", TIMING, in_every_process=True),
+    "all-reduce": Command("Time all-reduces.", "packs.diagnosis.timing:all_reduce", in_every_process=True),
     "network": Command("Check that nodes can connect; start it on each.", "packs.diagnosis.network:network", NETWORK),
 }

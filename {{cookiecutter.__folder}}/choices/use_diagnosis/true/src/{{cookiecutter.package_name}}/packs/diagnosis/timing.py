@@ -1,4 +1,4 @@
-"""The command ``timing``: where the time of a step goes, and how much of the device's peak the model reaches.
+"""The commands ``timing`` and ``all-reduce``: where the time of a step goes, and how long communication takes.
 
 Everything is measured from outside: by events of the trainer, hooks of torch and functions that are replaced for this run.
 """
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -186,3 +187,17 @@ def peak_flops(config: Config) -> float:
         hardware.synchronize()
         count += 1
     return 2 * size**3 * count / (time.perf_counter() - started)
+
+
+def all_reduce(local_rank: int, config: Config, options: dict[str, Any]) -> int:
+    """Time all-reduces between the processes of a run; rank 0 prints the median."""
+    for label, size in (("1 KiB", 2**10), ("64 MiB", 2**26)):
+        tensor, seconds = torch.ones(size // 4, device=idist.device()), []
+        for _ in range(5):
+            started = time.perf_counter()
+            exchange.average([tensor])
+            hardware.synchronize()
+            seconds.append(time.perf_counter() - started)
+        if idist.get_rank() == 0:
+            print(f"{label:6} {median(seconds) * 1e3:10.3f} ms over {idist.get_world_size()} processes")
+    return 0

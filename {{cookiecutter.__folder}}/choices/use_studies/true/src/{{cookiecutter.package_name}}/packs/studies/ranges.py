@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from ...config import Config
 from ...runtime import Command, UsageError, state
 from ...runtime.process import start
-from ...runtime.process.launch import setting_checks
+from ...runtime.process.start import setting_checks
 from ...runtime.report import require
 from ...runtime.settings import parse
 from .trials import world_sizes

@@ -29,7 +29,7 @@ from ...runtime import Task, UsageError, distribute
 from ...runtime.data import Share
 from ...runtime.data.loader import Reader
 from ...runtime.process import start
-from ...runtime.process.launch import setting_checks
+from ...runtime.process.start import setting_checks
 from ...runtime.report import require
 from ...step import TrainStep
 from ...task import load_task

@@ -19,7 +19,7 @@ import yaml
 
 from ...config import Config
 from ...runtime import UsageError, state
-from ...runtime.process import EXIT_RESUMABLE, end_with_parent, hardware, launcher, local, number_from_environment
+from ...runtime.process import EXIT_RESUMABLE, end_with_parent, hardware, launcher, number_from_environment
 from ...runtime.process.supervise import written_at
 from ...runtime.state.reopen import changed_settings
 
@@ -58,7 +58,7 @@ def command(config: Config) -> list[str]:
 def local_command(nproc: int | None) -> list[str]:
     """Return the command of a run in ``nproc`` processes of this machine, without settings."""
     options = ["--distributed.nproc_per_node", str(nproc)] if nproc else []
-    return [*local.prefix(nproc), sys.executable, "-m", PACKAGE, "train", *options]
+    return [sys.executable, "-m", PACKAGE, "train", *options]
 
 
 def share_settings(config: Config, folder: Path, *varied: str) -> list[str]:

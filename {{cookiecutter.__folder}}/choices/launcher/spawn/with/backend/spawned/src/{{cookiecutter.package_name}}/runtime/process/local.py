@@ -1,4 +1,4 @@
-"""Start the processes of this machine without a launcher, by torch's spawn."""
+"""Start processes of this machine by torch's spawn."""
 
 from __future__ import annotations
 
@@ -15,26 +15,11 @@ from typing import Any
 from . import (
     EXIT_RESUMABLE,
     STOP_SIGNALS,
-    Ranks,
     early_signals,
     end_with_parent,
     ignore_stop_signals,
     keep_early_signals,
 )
-
-
-def ranks() -> Ranks | None:
-    """Return the ranks that the backend itself assigns: none, they are in the environment."""
-    return None
-
-
-def prepare_ignite() -> None:
-    """Adapt ignite to the backend: nothing to do."""
-
-
-def prefix(nproc: int | None) -> list[str]:
-    """Return what starts a command in ``nproc`` processes of this machine: nothing, the command starts them itself."""
-    return []
 
 
 def free_port() -> int:
@@ -44,23 +29,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(worker: Any, nproc: int | None) -> int:
+def start(worker: Any, nproc: int | None, arguments: list[str]) -> int:
     """Run ``worker`` in ``nproc`` processes; return the exit code."""
     from torch.multiprocessing import get_context
     from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
     port = os.environ.get("MASTER_PORT") or str(free_port())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=str(nproc), LOCAL_WORLD_SIZE=str(nproc))
-    # torch counts a process that Ctrl-C interrupted as done, so each confirms that it is.
+    # torch takes a process that Ctrl-C interrupted for finished, so each confirms that it has finished.
     done, stopped = (get_context("spawn").Value("i", 0) for _ in range(2))
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-    # Inherited: the children get Ctrl-C from this process alone, not from the terminal too.
+    # The children inherit this: they get Ctrl-C from this process, not from the terminal too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children = spawn(_child, (worker, done, stopped, os.getpid()), nprocs=nproc or 1, join=False)
     signals: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        # First as the signal that a process handles from its start on; a second one ends it.
+        # The first as one that processes handle from their start; the second ends them.
         forwarded = signal.SIGTERM if signals else signal.SIGUSR1
         signals.append(number)
         for child in children.processes:
@@ -98,7 +83,7 @@ def _stopped_too_early(signals: list[int]) -> int:
 
 
 def _child(local_rank: int, worker: Callable[[], int], done: Any, stopped: Any, parent: int) -> None:
-    # With another signal than torch asks for, which is that of Ctrl-C.
+    # torch would send SIGINT.
     end_with_parent()
     if os.getppid() != parent:
         sys.exit(1)
