@@ -132,9 +132,9 @@ from my_ddl_project.task import objective
 rank, how, steps = int(os.environ["RANK"]), sys.argv.pop(1), []
 write, loss = checkpoints.write_file, objective.loss
 
-def slowly(content, path, outdated):
+def slowly(content, path):
     time.sleep(4)
-    write(content, path, outdated)
+    write(content, path)
     print("WRITTEN", path.name, flush=True)
 
 def in_step_3(*arguments):

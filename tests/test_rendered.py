@@ -64,8 +64,8 @@ FILES: dict[Condition, str] = {
         src/PKG/runtime/__init__.py src/PKG/runtime/engine.py src/PKG/runtime/handlers.py src/PKG/runtime/settings.py
         src/PKG/runtime/task.py src/PKG/runtime/data/__init__.py src/PKG/runtime/data/loader.py
         src/PKG/runtime/data/worker_server.py
-        src/PKG/runtime/state/__init__.py src/PKG/runtime/state/checkpoints.py src/PKG/runtime/state/records.py
-        src/PKG/runtime/state/reopen.py src/PKG/runtime/state/run.py
+        src/PKG/runtime/state/__init__.py src/PKG/runtime/state/checkpoints.py src/PKG/runtime/state/directory.py
+        src/PKG/runtime/state/records.py src/PKG/runtime/state/run.py
         src/PKG/runtime/process/__init__.py src/PKG/runtime/process/collectives.py
         src/PKG/runtime/process/start.py src/PKG/runtime/process/backend.py src/PKG/runtime/process/exchange.py
         src/PKG/runtime/process/hardware.py src/PKG/runtime/process/launcher.py src/PKG/runtime/process/local.py

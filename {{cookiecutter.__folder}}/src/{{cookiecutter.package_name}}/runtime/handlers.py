@@ -40,7 +40,7 @@ def attach_log(trainer: Engine, run: Run, optimizer: torch.optim.Optimizer, last
         record |= {"samples_per_second": significant(speed), "data_wait": significant(waited, 3)}
         if (memory := hardware.peak_memory()) is not None:
             record["device_memory_mib"] = round(memory / 2**20)
-        run.log_step(record)
+        run.directory.add("steps.jsonl", "train", record)
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in {**values, **rates}.items())
         text = "step %d/%d  %s  %.0f samples/s, %.0f %% waiting for data"
         logger.info(text, trainer.state.iteration, last_step, numbers, speed, 100 * waited)
@@ -57,7 +57,7 @@ def attach_stop(trainer: Engine, run: Run, last_step: int) -> Iterator[None]:
         @trainer.on(Events.ITERATION_COMPLETED(every=run.settings.train.log_every))
         def stop_if_agreed() -> None:
             if trainer.state.iteration < last_step and collectives.any_rank(bool(received)):
-                run.save_and_wait()
+                run.save()
                 place = {"run_dir": run.path, "nnodes": idist.get_nnodes(), "nproc": idist.get_nproc_per_node()}
                 text = "stopped by a signal after step %s, checkpoint saved; %s resumes"
                 logger.info(text, trainer.state.iteration, launcher.RESUME.format(**place))
@@ -66,11 +66,7 @@ def attach_stop(trainer: Engine, run: Run, last_step: int) -> Iterator[None]:
                 # Another signal must not change the exit code.
                 ignore_stop_signals()
 
-        try:
-            yield
-        finally:
-            # A launcher that ends the other processes must not interrupt a checkpoint.
-            run.writer.drain()
+        yield
 
 
 def attach_profiler(trainer: Engine, folder: Path, kind: str) -> None:

@@ -7,7 +7,6 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 # The logger of the project's package, which is two levels above this one.
@@ -58,9 +57,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
     for handler in logger.handlers:
         if isinstance(handler, logging.FileHandler):
-            # It may be the file that cannot be written.
-            with suppress(UsageError):
-                handler.handle(logging.makeLogRecord({"msg": text}))
+            handler.handle(logging.makeLogRecord({"msg": text}))
 
 
 def sentence(error: UsageError) -> str:

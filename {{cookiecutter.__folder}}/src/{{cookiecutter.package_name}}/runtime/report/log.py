@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ignite.distributed as idist
@@ -13,21 +14,30 @@ import torch
 from ignite.engine import Engine, Events
 from torch import Tensor
 
+from . import logger
 
-def create_handlers(file: logging.Handler | None) -> list[logging.Handler]:
-    """Return the handlers of the log: standard error, and a file on rank 0."""
-    rank = "" if file else f"[rank {idist.get_rank()}] "
-    handlers: list[logging.Handler] = [logging.StreamHandler(), *([file] if file else [])]
+
+def start_log(file: Path | None = None) -> None:
+    """Log to standard error and a file. Ranks other than 0 log warnings only."""
+    rank = idist.get_rank()
+    logger.setLevel(logging.WARNING if rank else logging.INFO)
+    logger.propagate = False
+    # The process prints an error itself.
+    logging.getLogger("ignite.engine").setLevel(logging.CRITICAL)
+    logger.handlers[:] = [logging.StreamHandler()]
+    if file:
+        logger.addHandler(logging.FileHandler(file))
+        # The files of records report a full disk.
+        logger.handlers[1].handleError = lambda record: None  # type: ignore[method-assign]
 
     def mark(record: logging.LogRecord) -> bool:
         record.prefix = "warning: " if record.levelno == logging.WARNING else ""
         return True
 
-    for handler in handlers:
-        text = f"%(asctime)s {rank}%(prefix)s%(message)s"
+    text = f"%(asctime)s {f'[rank {rank}] ' if rank else ''}%(prefix)s%(message)s"
+    for handler in logger.handlers:
         handler.setFormatter(logging.Formatter(text, "%H:%M:%S", defaults={"prefix": ""}))
         handler.addFilter(mark)
-    return handlers
 
 
 @dataclass
@@ -120,8 +130,9 @@ class Meter:
         return lap
 
     def reset(self) -> None:
-        """Start new totals after an evaluation."""
+        """Start new totals after an evaluation, whose time does not count."""
         self.evaluation = Totals()
+        self.restart_clock()
 
     @property
     def loss(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import subprocess
@@ -15,29 +16,32 @@ import torch
 
 from .. import state
 from ..process import backend, hardware, launcher
-from ..state.checkpoints import SOURCE, source_digest
-from ..state.records import Record, Records
+from ..state.records import Evaluations, Record
 from ..task import Task
 from . import logger
 
+SOURCE = Path(__file__).parents[2]
 
-def write_summary(path: Path, records: Records, facts: dict[str, Any], settings: Any, task: Task) -> None:
+
+def write_summary(
+    path: Path, evaluations: Evaluations, best_file: Path | None, facts: dict[str, Any], settings: Any, task: Task
+) -> None:
     """Write summary.json, then draw curves.png, whose failure is only a warning."""
-    last, best = (records.all[-1], records.best()) if records.all else ({}, {})
-    files = [*(path / "checkpoints").glob(f"best_{best.get('iteration')}*")]
-    checkpoint = f"checkpoints/{files[0].name}" if files else None
+    last, best = (evaluations.all[-1], evaluations.best()) if evaluations.all else ({}, {})
+    checkpoint = f"checkpoints/{best_file.name}" if best_file else None
     place = {"backend": settings.distributed.backend, "launcher": launcher.NAME, "hardware": hardware.NAME}
     place |= {"device": device_name(), "world_size": idist.get_world_size(), "nnodes": idist.get_nnodes()}
     source = {"folder": str(SOURCE), "sha256": source_digest(), "commit": commit_of(SOURCE)}
     summary = {**last, **place, **facts, "versions": versions(), "source": source}
     summary["best"] = {**best, "checkpoint": checkpoint}
     state.write(path / "summary.json", state.to_json(summary, indent=2) + "\n")
-    if records.all:
+    if last:
         text = "done in %.0f s: %s %.4g, best %.4g at step %s (%s)"
-        scores = records.score, last[records.score], best[records.score]
+        score = evaluations.score
+        scores = score, last[score], best[score]
         logger.info(text, facts["wall_time_s"], *scores, best["iteration"], checkpoint or "no checkpoint")
         try:
-            draw_curves(records.all, path / "curves.png", task)
+            draw_curves(evaluations.all, path / "curves.png", task)
         except Exception as error:  # noqa: BLE001 - the run itself is complete
             logger.warning("curves.png was not drawn: %s", error)
 
@@ -65,6 +69,12 @@ def draw_curves(records: list[Record], path: Path, task: Task) -> None:
     panels[0].set(ylabel=task.loss_label, yscale="log" if positive else "linear")
     with state.replacing(path) as file:
         figure.savefig(file, dpi=150, format="png")
+
+
+def source_digest() -> str:
+    """Return a hash of the owner's source: the package without its runtime."""
+    files = [file for file in sorted(SOURCE.rglob("*.py")) if "runtime" not in file.relative_to(SOURCE).parts]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:

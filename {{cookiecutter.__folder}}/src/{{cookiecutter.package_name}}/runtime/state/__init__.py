@@ -1,25 +1,25 @@
-"""The state of a run on disk. This file: atomic writes, JSON, and the lock of a folder."""
+"""The state of a run on disk. This file: atomic writes, JSON, settings, the lock of a folder, names of checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
 import json
-import logging
-import math
 import os
 import platform
 import re
 import shutil
-import sys
 import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from ..report import UsageError
+import yaml
+
+from ..report import UsageError, logger
 
 # The file of a run directory that is locked while a run writes there.
 LOCK = ".lock"
@@ -71,41 +71,43 @@ def remove(path: Path) -> None:
 def unwritable(path: Path, error: OSError) -> UsageError:
     """Return the error for a file that cannot be written."""
     fix = "Make room or choose another folder; earlier files are intact."
-    if not path.parent.exists():
-        fix = "Its folder was removed: start again."
     return UsageError(f"{path} cannot be written ({error.strerror}). {fix}", 1)
-
-
-class LogFile(logging.FileHandler):
-    """log.txt; an error while writing it ends the run, as for any other file."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Raise UsageError."""
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError):
-            raise unwritable(Path(self.baseFilename), error) from None
-        super().handleError(record)
 
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
     """Return JSON; tensors and arrays become lists, NaN and inf become null."""
-
-    def plain(value: Any) -> Any:
-        if hasattr(value, "tolist"):
-            value = value.tolist()
-        if isinstance(value, dict):
-            return {name: plain(one) for name, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(plain(record), indent=indent, allow_nan=False)
+    text = json.dumps(record, default=lambda value: value.tolist())
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=indent)
 
 
-def lock(path: Path, limit_s: float = LOCK_LIMIT_S) -> tuple[IO[str], str]:
-    """Lock a file until it is closed or this process ends.
+def plain(settings: Any) -> dict[str, Any]:
+    """Return a dataclass of settings as dicts, lists and scalars, which YAML reads back."""
 
-    Returns the file, and the reason if the file system has no locks.
+    def convert(value: Any) -> Any:
+        if isinstance(value, set | frozenset):
+            return sorted(value)
+        return value.name if isinstance(value, Enum) else str(value)
+
+    result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(settings), default=convert))
+    return result
+
+
+def changed_settings(file: Path, new: dict[str, Any]) -> dict[str, str]:
+    """Return the settings that differ from those in a file, by name; none if it is missing or damaged."""
+    try:
+        old = dict(yaml.safe_load(file.read_text(errors="replace")))
+        return {
+            f"{section}.{name}": f"{section}.{name} {old[section].get(name)} -> {value}"
+            for section, values in new.items()
+            for name, value in values.items()
+            if old[section].get(name) != value
+        }
+    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def lock(path: Path, limit_s: float = LOCK_LIMIT_S) -> IO[str]:
+    """Lock a file until it is closed or this process ends. A file system without locks is a warning.
 
     Raises:
         UsageError: if another process holds the lock for longer than ``limit_s``.
@@ -121,16 +123,17 @@ def lock(path: Path, limit_s: float = LOCK_LIMIT_S) -> tuple[IO[str], str]:
                 file.seek(0)
                 writer = file.read().strip() or "another run"
                 file.close()
-                raise UsageError(
-                    f"{path.parent} is in use by {writer}. Wait for it, stop it, or choose another train.run_dir.", 1
-                ) from None
+                fix = "Wait for it, stop it, or choose another train.run_dir."
+                raise UsageError(f"{path.parent} is in use by {writer}. {fix}", 1) from None
             time.sleep(0.1)
         except OSError as error:
-            return file, str(error.strerror)
+            text = "%s cannot be locked (%s); make sure that no other run writes there"
+            logger.warning(text, path.parent, error.strerror)
+            return file
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}")
     file.flush()
-    return file, ""
+    return file
 
 
 def lock_holder(path: Path) -> int | None:
@@ -144,16 +147,6 @@ def lock_holder(path: Path) -> int | None:
     except OSError:
         return None
     return None
-
-
-def plain(settings: Any) -> dict[str, Any]:
-    """Return a dataclass of settings as dicts, lists and scalars, which YAML reads back."""
-
-    def other(value: Any) -> Any:
-        return sorted(value) if isinstance(value, set | frozenset) else getattr(value, "name", None) or str(value)
-
-    result: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(settings), default=other))
-    return result
 
 
 def is_checkpoint(path: Path) -> bool:

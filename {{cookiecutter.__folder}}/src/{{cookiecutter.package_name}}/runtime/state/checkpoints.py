@@ -1,14 +1,8 @@
-"""Checkpoints: copied to the host, written while the next steps run, rotated, and read back."""
+"""Checkpoints: written by rank 0 while the others wait, and read by every rank."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..process import hardware
 from ..report import UsageError, logger
-from . import damage, is_checkpoint, remove, replacing, saved_checkpoints, step_of
-
-SOURCE = Path(__file__).parents[2]
+from . import damage, is_checkpoint, remove, replacing, saved_checkpoints
 
 
 class Stateful(Protocol):
@@ -35,68 +27,6 @@ class Stateful(Protocol):
         """Restore what ``state_dict`` returned."""
 
 
-class Unchanged:
-    """Facts of a run that must be the same when it resumes."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the facts and a hash of the owner's source."""
-        return {**self.facts, "source": source_digest()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise UsageError if a fact changed; warn if the source did."""
-        for name, value in self.facts.items():
-            if state.get(name) != value:
-                fix = "Restore it, or choose another train.run_dir."
-                raise UsageError(f"{name} was {state.get(name)} in the checkpoint and is {value} now. {fix}")
-        if state["source"] != source_digest():
-            logger.warning("the source of this project changed since the checkpoint was saved")
-
-
-def source_digest() -> str:
-    """Return a hash of the owner's source: the package without its runtime."""
-    files = [file for file in sorted(SOURCE.rglob("*.py")) if "runtime" not in file.relative_to(SOURCE).parts]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-class Writer:
-    """Does one piece of work after another in a thread of low priority."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, initializer=_lower_priority)
-        self._started: deque[Future[object]] = deque()
-
-    def start(self, work: Callable[[], object]) -> None:
-        """Do ``work`` when all earlier work is done."""
-        self._started.append(self._thread.submit(work))
-
-    def check(self) -> None:
-        """Raise what finished work has raised."""
-        while self._started and self._started[0].done():
-            self._started.popleft().result()
-
-    def wait(self) -> None:
-        """Wait for all work; raise what it has raised."""
-        while self._started:
-            self._started.popleft().result()
-
-    def drain(self) -> None:
-        """Wait for all work, whatever it raises."""
-        wait(self._started)
-
-    def close(self) -> None:
-        """Wait for all work, and end the thread."""
-        self._thread.shutdown()
-
-
-def _lower_priority() -> None:
-    # With a process on each core, writing should use the time in which they wait for each other.
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
 class Format:
     """How checkpoints are stored: files of torch.save, from rank 0. A pack may replace ``current``."""
 
@@ -106,14 +36,12 @@ class Format:
         """Return what is wrong with a checkpoint, or an empty text; all of it is read."""
         return damage(path)
 
-    def save(self, writer: Writer, parts: Mapping[str, Stateful], path: Path, outdated: list[Path]) -> None:
-        """Save parts to a path, and then remove outdated checkpoints. Every rank must call it."""
+    def collect(self, parts: Mapping[str, Stateful], path: Path) -> Callable[[], None]:
+        """Return the function that writes a checkpoint, for rank 0 to call. Every rank must call this one."""
         content = {name: part.state_dict() for name, part in parts.items()}
         # A rank that writes nothing may still have to compute what the others need.
         hardware.synchronize()
-        if idist.get_rank() == 0:
-            copied = on_host(content)
-            writer.start(lambda: write_file(copied, path, outdated))
+        return lambda: write_file(content, path)
 
     def load(self, path: Path, parts: Mapping[str, Stateful]) -> dict[str, Any]:
         """Return the content of a checkpoint; ``parts`` are those it will be loaded into."""
@@ -124,39 +52,20 @@ class Format:
 current = Format()
 
 
-def on_host(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy on the CPU, which later steps do not change; a tensor that appears twice is copied once."""
-    done: dict[tuple[Any, ...], Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        dense = tensor.layout == torch.strided and tensor.device.type != "xla"
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if dense else (id(tensor),)
-        if key not in done:
-            done[key] = tensor.detach().to("cpu", copy=True)
-        return done[key]
-
-    copied: dict[str, Any] = pytree.tree_map_only(Tensor, copy, content)
-    for name, part in content.items():
-        # torch keeps the versions of modules here.
-        if hasattr(part, "_metadata"):
-            copied[name]._metadata = part._metadata
-    return copied
-
-
-def write_file(content: dict[str, Any], path: Path, outdated: list[Path]) -> None:
-    """Write a checkpoint, then remove outdated ones.
+def write_file(content: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint.
 
     Raises:
         UsageError: if it cannot be written, or torch would refuse to read it.
     """
+    if idist.device().type == "xla":
+        content = pytree.tree_map_only(Tensor, Tensor.cpu, content)
     with replacing(path) as file:
         torch.save(content, file)
         file.flush()
         if unsafe := ", ".join(sorted(get_unsafe_globals_in_checkpoint(file.name))):
             fix = "Return only tensors, numbers and texts from state_dict."
             raise UsageError(f"{path} would contain {unsafe}, which torch.load refuses. {fix}", 1)
-    for old in outdated:
-        remove(old)
 
 
 def newest(folder: Path) -> Path | None:
@@ -176,12 +85,6 @@ def put_aside(checkpoint: Path, reason: str) -> str:
     remove(aside)
     checkpoint.rename(aside)
     return aside.name
-
-
-def outdated(folder: Path, kind: str, step: int, keep: int) -> list[Path]:
-    """Return the checkpoints to remove once that of ``step`` is saved, so that ``keep`` remain."""
-    older = [file for file in saved_checkpoints(folder, kind) if step_of(file) < step]
-    return older[: max(len(older) - keep + 1, 0)]
 
 
 def load(path: Path, parts: Mapping[str, Stateful]) -> None:

@@ -7,43 +7,65 @@ import math
 from pathlib import Path
 from typing import Any
 
-from . import to_json, write
+from ..report import logger
+from . import to_json, unwritable
 
 Record = dict[str, Any]
 
 
-class Records:
-    """Records in the order of their steps.
+def read_records(file: Path, last_step: int, score: str = "iteration") -> list[Record]:
+    """Return the records up to a step, or to the first damaged one: a killed process leaves half a line."""
+    records: list[Record] = []
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
+        try:
+            record = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+            float(record[score])
+            if record["iteration"] > last_step:
+                break
+        except (ValueError, KeyError, TypeError, AttributeError):
+            break
+        records.append(record)
+    return records
+
+
+def to_lines(*records: Record) -> str:
+    """Return one line of JSON for each record."""
+    return "".join(to_json(record) + "\n" for record in records)
+
+
+def append(file: Path, record: Record) -> None:
+    """Add a line to a file.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        with file.open("a") as lines:
+            lines.write(to_lines(record))
+    except OSError as error:
+        raise unwritable(file, error) from None
+
+
+class Evaluations:
+    """The records of metrics.jsonl in the order of their steps, and the best of them.
 
     Args:
         score: the entry by which records are compared.
     """
 
-    def __init__(self, score: str, higher_is_better: bool = True) -> None:
+    def __init__(self, score: str, higher_is_better: bool) -> None:
         self.score, self.higher_is_better = score, higher_is_better
         self.all: list[Record] = []
 
     def read(self, file: Path, last_step: int) -> None:
-        """Read the records up to a step, or to the first damaged one: a killed process leaves half a line."""
-        for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
-            try:
-                record = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
-                float(record[self.score])
-                if record["iteration"] > last_step:
-                    break
-            except (ValueError, KeyError, TypeError, AttributeError):
-                break
-            self.all.append(record)
+        """Read the records up to a step."""
+        self.all = read_records(file, last_step, self.score)
 
-    def rewrite(self, file: Path) -> None:
-        """Replace a file by these records."""
-        write(file, "".join(to_json(record) + "\n" for record in self.all))
-
-    @staticmethod
-    def append(file: Path, record: Record) -> None:
-        """Add a line to a file."""
-        with file.open("a") as lines:
-            lines.write(to_json(record) + "\n")
+    def add(self, record: Record) -> None:
+        """Add a record; warn if an entry is NaN or inf."""
+        if broken := [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]:
+            logger.warning("%s: NaN or inf; check the validation data", ", ".join(broken))
+        self.all.append(record)
 
     def last_step(self) -> int | None:
         """Return the step of the last record."""

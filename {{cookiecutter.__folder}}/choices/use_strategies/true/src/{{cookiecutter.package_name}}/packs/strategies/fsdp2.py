@@ -11,7 +11,7 @@ import io
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from ...runtime.process import collectives
 from ...runtime.state import checkpoints, remove, unwritable
-from ...runtime.state.checkpoints import Stateful, Writer
+from ...runtime.state.checkpoints import Stateful
 
 # Weights of a part that is gathered by itself: fewer are not worth a collective, and more are divided where possible.
 LEAST_NUMEL, MOST_NUMEL = 2**18, 2**24
@@ -150,8 +150,8 @@ class Folders(Files):
 
     suffix = ""
 
-    def save(self, writer: Writer, parts: Mapping[str, Stateful], path: Path, outdated: list[Path]) -> None:
-        """Save parts to a folder, and then remove outdated checkpoints. Every rank must call it."""
+    def collect(self, parts: Mapping[str, Stateful], path: Path) -> Callable[[], None]:
+        """Write the tensors of all ranks; return the function that completes the folder, for rank 0 to call."""
         content = {name: part.state_dict() for name, part in parts.items()}
         draft = path.with_name(f".{path.name}.part")
         try:
@@ -164,13 +164,11 @@ class Folders(Files):
         rest: dict[str, Any] = pytree.tree_map_only(Tensor, empty, content)
 
         def finish() -> None:
-            checkpoints.write_file(rest, draft / "rest.pt", [])
+            checkpoints.write_file(rest, draft / "rest.pt")
             remove(path)
             draft.replace(path)
-            for old in outdated:
-                remove(old)
 
-        collectives.run_on_rank_zero(finish)
+        return finish
 
 
 def live_tensors(parts: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

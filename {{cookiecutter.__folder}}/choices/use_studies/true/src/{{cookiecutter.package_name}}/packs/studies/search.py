@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ...config import Config
 from ...runtime import UsageError, state
 from ...runtime.process import EXIT_RESUMABLE
-from ...runtime.state.records import Records
+from ...runtime.state.records import Evaluations
 from ...task import objective
 from . import trials
 
@@ -56,7 +56,7 @@ class Search:
 
     def locked(self) -> closing[IO[str]]:
         """Keep other processes from starting trials inside a ``with`` block."""
-        return closing(state.lock(self.folder / state.LOCK, LOCK_S)[0])
+        return closing(state.lock(self.folder / state.LOCK, LOCK_S))
 
     def known(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials of all processes, in some states or in any."""
@@ -153,8 +153,8 @@ class Search:
             print(f"evaluate it: python3 -m {trials.PACKAGE} evaluate --checkpoint {best}")
 
 
-def evaluations(run: Path) -> Records:
+def evaluations(run: Path) -> Evaluations:
     """Return the evaluations of a run so far."""
-    records = Records(SCORE, objective.HIGHER_IS_BETTER)
+    records = Evaluations(SCORE, objective.HIGHER_IS_BETTER)
     records.read(run / "metrics.jsonl", last_step=2**63)
     return records

@@ -21,7 +21,6 @@ from ...config import Config
 from ...runtime import UsageError, state
 from ...runtime.process import EXIT_RESUMABLE, end_with_parent, hardware, launcher, number_from_environment
 from ...runtime.process.supervise import written_at
-from ...runtime.state.reopen import changed_settings
 
 PACKAGE = __name__.partition(".packs.")[0]
 POLL_S = 0.2
@@ -71,7 +70,7 @@ def share_settings(config: Config, folder: Path, *varied: str) -> list[str]:
         UsageError: if earlier runs in the folder have other settings.
     """
     file, settings = folder / "settings.yaml", state.plain(config)
-    changes = changed_settings(file, settings) if file.exists() else {}
+    changes = state.changed_settings(file, settings)
     if found := [text for name, text in changes.items() if name not in HARMLESS | {*varied}]:
         raise UsageError(f"{folder} has other settings ({', '.join(found)}). Choose another train.run_dir.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ def claim(run: Path) -> IO[str] | None:
     """Lock the folder of a run until the file that is returned is closed or this process ends; None: another has it."""
     run.mkdir(parents=True, exist_ok=True)
     with suppress(UsageError):
-        return state.lock(run / ".trial", limit_s=0)[0]
+        return state.lock(run / ".trial", limit_s=0)
     return None
 
 
@@ -98,7 +97,7 @@ def train(
         UsageError: if another run still writes to the folder after a minute.
     """
     run.mkdir(parents=True, exist_ok=True)
-    state.lock(run / state.LOCK, limit_s=LEFT_BEHIND_S)[0].close()
+    state.lock(run / state.LOCK, limit_s=LEFT_BEHIND_S).close()
     stopped_before, sent = written_at(run / "stopped"), 0
     with (run / OUTPUT).open("a+", errors="replace") as output:
         begin = output.tell()
