@@ -1,5 +1,6 @@
 """The snippets of docs/your-own-task.md and docs/how-do-i.md work as they stand."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -46,17 +47,26 @@ def collate(samples: Any, settings: TaskConfig) -> Any:
     batch = default_collate(samples)
     return batch["rows"], batch["wanted"] + 0 * settings.width
 """
-# Code that uses what a snippet only defines, by question: the file of the task, and what to add.
+# Code that uses what a snippet only defines, by question: the file, and what to add.
 USES = {
     "Augment the data": (
-        "data.py",
+        "task/data.py",
         "_load = load\n\n\ndef load(settings):\n    data = _load(settings)\n    return data._replace(train=Noisy(data.train))",
     ),
     "Recompute activations to save memory": (
-        "model.py",
+        "task/model.py",
         "_create = create_model\n\n\ndef create_model(settings, data):\n    return Recomputed(*_create(settings, data))",
     ),
 }
+# Sections whose run is the same on one process and two, and over a resume: the metrics at its end, to be seen to change
+# if the code that they test does not work.
+HOLDS: dict[str, dict[str, float]] = {"Use two learning rates": {}}
+SHORT = [
+    "--train.max_iterations=24",
+    "--train.evaluate_every=8 steps",
+    "--train.log_every=2",
+    "--optim.warmup=4 steps",
+]
 # A file that an answer leaves, and what it says.
 LEAVES = {
     "Resume a run": ("runs/smoke/log.txt", "resumed from runs/smoke/checkpoints/last_20.pt at step 20"),
@@ -96,6 +106,12 @@ def put(project: Installed, language: str, block: str) -> None:
     else:
         # A later definition replaces an earlier one of the same name.
         add(file, content)
+
+
+def use(project: Installed, title: str) -> None:
+    """Use what the snippets of a section only define."""
+    name, code = USES[title]
+    add(project.path / "src" / project.package / name, code)
 
 
 def add(file: Path, code: str) -> None:
@@ -170,8 +186,7 @@ def test_every_answer_of_how_do_i_works(bake: Bake, install: Installer, tmp_path
                 else:
                     put(project, language, block)
             if title in USES:
-                name, code = USES[title]
-                add(project.path / "src" / project.package / "task" / name, code)
+                use(project, title)
                 project.succeed("scripts/train.sh")
             elif commands:
                 assert list(project.path.glob("runs/*/summary.json"))
@@ -181,3 +196,113 @@ def test_every_answer_of_how_do_i_works(bake: Bake, install: Installer, tmp_path
             failed[title] = str(error)
     assert not failed, "\n".join(f"{title}: {error}" for title, error in failed.items())
     assert {*USES, *LEAVES} <= sections(page, 3).keys()
+
+
+def holds(project: Installed, title: str) -> None:
+    """Train on one process, on two, and on two with a stop and a resume; all must learn the same."""
+    train = ["train", *SHORT]
+    module, resumed = ["python3", "-m", project.package], ["--train.run_dir=runs/resumed"]
+    several = ["torchrun", "--nproc-per-node=2"]
+    project.succeed(*module, *train, "--distributed.nproc_per_node=1", "--train.run_dir=runs/one")
+    project.succeed(*several, "-m", project.package, *train, "--train.run_dir=runs/two")
+    stopped = project.run(*several, "tests/interrupted.py", *train, *resumed, extra={"SIGNAL": "TERM@13"})
+    assert "stopped by a signal after step 14" in stopped.stderr, stopped.stderr
+    project.succeed(*several, "-m", project.package, *train, *resumed)
+    one, two, resumed_two = (learned(project, name) for name in ("one", "two", "resumed"))
+    assert resumed_two == two
+    assert one["metrics.jsonl"] == [pytest.approx(record, rel=1e-4) for record in two["metrics.jsonl"]]
+    assert one["steps.jsonl"] == [pytest.approx(record, rel=1e-3) for record in two["steps.jsonl"]]
+    last = one["metrics.jsonl"][-1]
+    assert {name: last[name] for name in HOLDS[title]} == pytest.approx(HOLDS[title], rel=1e-3), last
+
+
+def learned(project: Installed, run: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of a run, without what differs each time."""
+    timed = {"samples_per_second", "data_wait"}
+    return {
+        name: [
+            {key: value for key, value in json.loads(line).items() if key not in timed}
+            for line in (project.path / "runs" / run / name).read_text().splitlines()
+        ]
+        for name in ("metrics.jsonl", "steps.jsonl")
+    }
+
+
+def prepare(project: Installed, title: str, blocks: list[tuple[str, str]]) -> None:
+    """Change the files as the snippets of a section say."""
+    for language, block in blocks:
+        if language != "bash":
+            put(project, language, block)
+    if title in USES:
+        use(project, title)
+
+
+@pytest.fixture
+def minimal(install: Installer, tmp_path: Path) -> Installed:
+    """The smallest task."""
+    return install(TARGET, tmp_path, task="minimal")
+
+
+@pytest.mark.parametrize("title", HOLDS)
+def test_an_answer_holds_on_two_processes_and_over_a_resume(minimal: Installed, title: str) -> None:
+    page = (minimal.path / "docs/how-do-i.md").read_text()
+    prepare(minimal, title, sections(page, 3)[title])
+    holds(minimal, title)
+
+
+# Writes files of weights: of a wrapped model with another shape and an extra weight, and of nothing.
+WEIGHTS = """\
+import torch
+from safetensors.torch import save_file
+weights = torch.load("runs/smoke/checkpoints/last_20.pt", weights_only=True)["model"]
+save_file(weights, "all.safetensors")
+changed = {f"module.{name}": value for name, value in weights.items()}
+changed["module.0.bias"], changed["module.extra"] = torch.ones(3), torch.ones(2)
+del changed["module.2.bias"]
+torch.save({"state_dict": changed, "epoch": 3}, "some.pt")
+torch.save({"other": torch.ones(2)}, "other.pt")
+"""
+COMPARE = """\
+import sys, torch
+first, second = (torch.load(file, weights_only=True)["model"] for file in sys.argv[1:])
+print(*(name for name in first if torch.equal(first[name], second[name])))
+"""
+
+
+def test_a_run_starts_from_weights_once(minimal: Installed) -> None:
+    def start(run: str, *settings: str) -> Any:
+        # Such steps change nothing.
+        still = ["--optim.lr=1e-30", "--optim.weight_decay=0", "--train.max_iterations=2", *settings]
+        processes = ["--distributed.nproc_per_node", "2" if run == "folder" else "1"]
+        command = ["train", f"--train.run_dir=runs/{run}", *still, *processes]
+        return minimal.run("python3", "-m", minimal.package, *command)
+
+    def same(run: str, other: str) -> set[str]:
+        files = [
+            next((minimal.path / f"runs/{name}/checkpoints").glob(kind))
+            for name, kind in ((run, "last_2.pt"), (other, "last_20.pt"))
+        ]
+        return {*minimal.succeed("python3", "-c", COMPARE, *map(str, files)).split()}
+
+    names = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    minimal.succeed("scripts/train.sh", "--config", "configs/smoke.yaml")
+    hub = minimal.path / "hub"
+    minimal.succeed("uv", "pip", "install", "--quiet", "--target", str(hub), "--no-deps", "safetensors")
+    assert "pip install safetensors" in start("lacks", "--train.init_from=all.safetensors").stderr
+    minimal.environment["PYTHONPATH"] += f":{hub}"
+    minimal.succeed("python3", "-c", WEIGHTS)
+    assert start("all", "--train.init_from=all.safetensors").returncode == 0
+    assert same("all", "smoke") == names
+    assert start("folder", "--train.init_from=runs/smoke").returncode == 0
+    assert same("folder", "smoke") == names
+    done = start("some", "--train.init_from=some.pt")
+    assert done.returncode == 0, done.stderr
+    assert same("some", "smoke") == {"0.weight", "2.weight"}
+    for line in ("is not in the file: 2.bias", "is not in the model: extra", "has another shape: 0.bias"):
+        assert line in done.stderr
+    refused = start("other", "--train.init_from=other.pt")
+    assert refused.returncode == 2 and "has no weight of this model: it has other" in refused.stderr
+    (minimal.path / "some.pt").unlink()
+    resumed = start("some", "--train.init_from=some.pt", "--train.max_iterations=4")
+    assert resumed.returncode == 0 and "resumed from" in resumed.stderr, resumed.stderr
+    assert "cannot be read" in start("new", "--train.init_from=some.pt").stderr

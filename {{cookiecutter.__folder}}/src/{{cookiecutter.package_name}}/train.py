@@ -61,6 +61,7 @@ def train(run: Run, task: Task, config: Config) -> int:
     # The same random weights on every rank.
     manual_seed(config.train.seed)
     model = prepare_model(task.create_model(), config.train.compile)
+    run.initialize(model)
     step = TrainStep(distribute(model), task, config, plan.steps_per_epoch, plan.last_step)
     trainer = create_trainer(step, loader, config.train.seed)
     average = step.average.model if step.average else None

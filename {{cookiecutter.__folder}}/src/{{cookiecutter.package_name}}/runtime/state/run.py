@@ -68,6 +68,8 @@ class Run(AbstractContextManager["Run"]):
         logging.getLogger("ignite.engine").setLevel(logging.CRITICAL)
         for warning in self.opened.warnings:
             logger.warning("%s", warning)
+        self.start_from = find_start(self.opened, self.checkpoints)
+        """the checkpoint that the run resumes from, or an empty text"""
 
     def __exit__(self, *_: object) -> None:
         self.writer.close()
@@ -110,15 +112,14 @@ class Run(AbstractContextManager["Run"]):
         """Steps done."""
         return int(self.trainer.state.iteration)
 
-    def resume(self) -> None:
-        """Restore the checkpoint to start from, if any, and the records up to it.
+    def initialize(self, model: nn.Module) -> None:
+        """Give the model the weights of ``train.init_from``, unless the run resumes. Call it before ``distribute``."""
+        if self.settings.train.init_from and not self.start_from:
+            checkpoints.initialize(model, Path(self.settings.train.init_from))
 
-        Raises:
-            UsageError: if it is damaged, or of another program.
-        """
-        found = self.opened.start_from or str(checkpoints.newest(self.checkpoints) or "") if self.writes else ""
-        # A node with an older view of the file system must not choose another one.
-        if found := collectives.from_rank_zero(found):
+    def resume(self) -> None:
+        """Restore the checkpoint to resume from, if any, and the records up to it."""
+        if found := self.start_from:
             self.resumed_from = found
             checkpoints.load(Path(found), self.state)
             logger.info("resumed from %s at step %s", found, self.iteration)
@@ -255,3 +256,9 @@ class Run(AbstractContextManager["Run"]):
             self.tracker.finish(self.path / "curves.png", best if best and best.exists() else None)
             remove(self.path / "stopped")
         return 0
+
+
+def find_start(opened: Opened, folder: Path) -> str:
+    """Return the checkpoint to resume from, or an empty text: rank 0 chooses, as nodes may see other files."""
+    found = opened.start_from or checkpoints.newest(folder) if idist.get_rank() == 0 else None
+    return str(collectives.from_rank_zero(str(found or "")))
