@@ -60,7 +60,10 @@ USES = {
 }
 # Sections whose run is the same on one process and two, and over a resume: the metrics at its end, to be seen to change
 # if the code that they test does not work.
-HOLDS: dict[str, dict[str, float]] = {"Use two learning rates": {}}
+HOLDS: dict[str, dict[str, float]] = {
+    "Use two learning rates": {},
+    "Evaluate on several sets, and on a test set": {"val_error": 0.243722, "val_far_error": 0.238598},
+}
 SHORT = [
     "--train.max_iterations=24",
     "--train.evaluate_every=8 steps",
@@ -71,6 +74,7 @@ SHORT = [
 LEAVES = {
     "Resume a run": ("runs/smoke/log.txt", "resumed from runs/smoke/checkpoints/last_20.pt at step 20"),
     "Add a metric": ("runs/default/metrics.jsonl", "val_squared_error"),
+    "Evaluate on several sets, and on a test set": ("runs/default/metrics.jsonl", "val_far_error"),
     "Log another value": ("runs/default/steps.jsonl", "weight_norm"),
     "Profile a run": ("runs/smoke/profile/trace-rank0.json", "traceEvents"),
     "Stop early": ("runs/default/config.yaml", "patience: 5"),
@@ -214,6 +218,27 @@ def holds(project: Installed, title: str) -> None:
     assert one["steps.jsonl"] == [pytest.approx(record, rel=1e-3) for record in two["steps.jsonl"]]
     last = one["metrics.jsonl"][-1]
     assert {name: last[name] for name in HOLDS[title]} == pytest.approx(HOLDS[title], rel=1e-3), last
+
+
+def test_a_test_set_is_read_by_its_split_alone(minimal: Installed) -> None:
+    module = ["python3", "-m", minimal.package]
+    minimal.succeed(*module, "train", "--config", "configs/smoke.yaml")
+    evaluate = [*module, "evaluate", "--checkpoint", "runs/smoke"]
+    lacking = minimal.run(*evaluate, "--split", "test")
+    assert lacking.returncode == 2 and "returned no test set" in lacking.stderr
+    title = "Evaluate on several sets, and on a test set"
+    prepare(minimal, title, sections((minimal.path / "docs/how-do-i.md").read_text(), 3)[title])
+    # The test set as a validation set has the same metrics.
+    one, two = (
+        json.loads(minimal.succeed(*evaluate, "--split", "test", *processes).splitlines()[-1])
+        for processes in ([], ["--distributed.nproc_per_node", "2"])
+    )
+    assert one.keys() == {"checkpoint", "test_loss", "test_error"}
+    assert one == pytest.approx(two)
+    data = minimal.path / "src" / minimal.package / "task/data.py"
+    data.write_text(data.read_text().replace('val={"": near', 'val={"": test'))
+    val = json.loads(minimal.succeed(*evaluate).splitlines()[-1])
+    assert (val["val_loss"], val["val_error"]) == (one["test_loss"], one["test_error"])
 
 
 def learned(project: Installed, run: str) -> dict[str, list[dict[str, Any]]]:
