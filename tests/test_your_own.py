@@ -62,6 +62,8 @@ USES = {
 # if the code that they test does not work.
 HOLDS: dict[str, dict[str, float]] = {
     "Use two learning rates": {},
+    "Lower the learning rate when the score stalls": {"lr": 0.001},
+    "Use a schedule of ignite": {"train_loss": 0.101694},
     "Evaluate on several sets, and on a test set": {"val_error": 0.243722, "val_far_error": 0.238598},
 }
 SHORT = [
@@ -211,6 +213,8 @@ def holds(project: Installed, title: str) -> None:
     project.succeed(*several, "-m", project.package, *train, "--train.run_dir=runs/two")
     stopped = project.run(*several, "tests/interrupted.py", *train, *resumed, extra={"SIGNAL": "TERM@13"})
     assert "stopped by a signal after step 14" in stopped.stderr, stopped.stderr
+    # Killed after an evaluation that its last checkpoint does not contain.
+    project.run(*several, "tests/interrupted.py", *train, *resumed, extra={"SIGNAL": "KILL@17"})
     project.succeed(*several, "-m", project.package, *train, *resumed)
     one, two, resumed_two = (learned(project, name) for name in ("one", "two", "resumed"))
     assert resumed_two == two
@@ -218,6 +222,11 @@ def holds(project: Installed, title: str) -> None:
     assert one["steps.jsonl"] == [pytest.approx(record, rel=1e-3) for record in two["steps.jsonl"]]
     last = one["metrics.jsonl"][-1]
     assert {name: last[name] for name in HOLDS[title]} == pytest.approx(HOLDS[title], rel=1e-3), last
+
+
+def test_schedules_of_torch_and_ignite_resume(minimal: Installed) -> None:
+    script = str(Path(__file__).with_name("schedules.py"))
+    assert minimal.succeed("python3", script, minimal.package) == ""
 
 
 def test_a_test_set_is_read_by_its_split_alone(minimal: Installed) -> None:

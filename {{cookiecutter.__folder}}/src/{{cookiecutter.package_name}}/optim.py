@@ -12,7 +12,7 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from .config import Config, OptimConfig, steps_of
 from .runtime import Task
@@ -48,7 +48,7 @@ def supports_fused(model: nn.Module) -> bool:
 def create_scheduler(
     optimizer: torch.optim.Optimizer, settings: OptimConfig, steps_per_epoch: int, steps: int
 ) -> LRScheduler:
-    """Return a schedule that is advanced after each of ``steps`` updates: any of torch's that needs no score.
+    """Return a schedule that is advanced after each of ``steps`` updates, or a ReduceLROnPlateau that follows the score.
 
     A linear warm-up, then constant, or down to ``optim.lr_floor`` at the end.
     """
@@ -63,6 +63,13 @@ def create_scheduler(
         return settings.lr_floor + (1 - settings.lr_floor) * left
 
     return LambdaLR(optimizer, factor)
+
+
+def follow_score(scheduler: LRScheduler, scores: list[float]) -> None:
+    """Advance a ReduceLROnPlateau by the evaluations that it has not seen; other schedules follow the steps."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        for score in scores[scheduler.last_epoch :]:
+            scheduler.step(score)
 
 
 def plan_of(optimizer: torch.optim.Optimizer, settings: OptimConfig, steps: int) -> dict[str, Any]:
@@ -85,10 +92,13 @@ def restore(
     for group, now, then in zip(optimizer.param_groups, plan["groups"], state["plan"]["groups"], strict=True):
         # An optimizer may count in its groups: keep what the settings did not change.
         group.update({name: value for name, value in now.items() if name == "lr" or then.get(name) != value})
+    counts = state["scheduler"]
+    while "last_epoch" not in counts:
+        counts = counts["_schedulers"][0]
     with warnings.catch_warnings():
         # The optimizer itself does not step here.
         warnings.simplefilter("ignore")
-        for _ in range(state["scheduler"]["last_epoch"]):
+        for _ in range(0 if isinstance(scheduler, ReduceLROnPlateau) else counts["last_epoch"]):
             scheduler.step()
 
 

@@ -68,6 +68,7 @@ def train(run: Run, task: Task, config: Config) -> int:
     # What a checkpoint contains.
     run.track(trainer, model, average, step=step, unchanged=sizes_of(task, config))
     run.resume()
+    step.evaluated(run.records.scores())
     log_startup(trainer, task, model, config, plan.steps_per_epoch, plan.last_step)
 
     def is_due(every: int) -> bool:
@@ -85,6 +86,7 @@ def train(run: Run, task: Task, config: Config) -> int:
         learning_rate = step.optimizer.param_groups[0]["lr"]
         progress = {"epoch": epoch, "iteration": run.iteration}
         run.record({**progress, **metrics, "lr": learning_rate, "samples_per_second": round(speed, 1)})
+        step.evaluated(run.records.scores())
 
     # A run that was killed between a checkpoint and its evaluation.
     lacks_evaluation = run.iteration > 0 and is_due(plan.evaluate_every) and not run.is_evaluated()

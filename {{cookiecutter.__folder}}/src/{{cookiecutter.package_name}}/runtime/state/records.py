@@ -49,6 +49,10 @@ class Records:
         """Return the step of the last record."""
         return self.all[-1]["iteration"] if self.all else None
 
+    def scores(self) -> list[float]:
+        """Return the score of each record."""
+        return [float(record[self.score]) for record in self.all]
+
     def rank(self, record: Record) -> float:
         """Return the score as a number that is larger for better weights; -inf for NaN."""
         value = float(record[self.score])
