@@ -30,8 +30,8 @@ def evaluate(
 
 
 @torch.no_grad()
-def evaluation_step(model: nn.Module, batch: Any, task: Task, config: Config) -> tuple[Any, Any, Tensor]:
-    """Return outputs, targets and mean loss of a batch; the model is in eval mode."""
+def evaluation_step(model: nn.Module, batch: Any, task: Task, config: Config) -> tuple[Any, Any, Tensor | None]:
+    """Return outputs, targets and mean loss of a batch, or None for a task without one; the model is in eval mode."""
     with mixed_precision(config.train.amp):
         outputs, targets = task.forward(model, batch)
         return outputs, targets, task.loss(outputs, targets)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib import import_module
 from pathlib import Path
@@ -224,7 +224,7 @@ def initialize(model: nn.Module, path: Path) -> None:
     shape_of: Callable[[Any], Any] = lambda value: getattr(value, "shape", None)
     fitting = {name: value for name, value in weights.items() if name in own and shape_of(value) == shape_of(own[name])}
     if not fitting:
-        found = f"train.init_from {path} has no weight of this model: it has {listed(weights)}"
+        found = f"train.init_from {path} has no weight of this model: it has {', '.join([*weights][:9])}"
         raise UsageError(f"{found}. Choose another file.")
     model.load_state_dict(fitting, strict=False)
     logger.info("%s of %s weights and buffers initialized from %s", len(fitting), len(own), path)
@@ -232,7 +232,7 @@ def initialize(model: nn.Module, path: Path) -> None:
     others["has another shape"] = (own.keys() & weights.keys()) - fitting.keys()
     for what, names in others.items():
         if names:
-            logger.warning("not initialized from %s, because it %s: %s", path, what, listed(sorted(names)))
+            logger.warning("not initialized from %s, because it %s: %s", path, what, ", ".join(sorted(names)))
 
 
 def read_weights(path: Path, model: nn.Module) -> dict[str, Any]:
@@ -241,33 +241,18 @@ def read_weights(path: Path, model: nn.Module) -> dict[str, Any]:
         kinds = [saved_checkpoints(path / "checkpoints", kind) for kind in ("best", "last")]
         path = next((files[-1] for files in kinds if files), path)
     try:
-        safe = path.suffix == ".safetensors"
-        content = load_safetensors(path) if safe else current.load(path, {"model": model})
-        for key in ("average", "model", "state_dict"):
-            if isinstance(content.get(key), dict):
-                content = content[key]
-                break
+        if path.suffix == ".safetensors":
+            # An optional package.
+            content = import_module("safetensors.torch").load_file(path)
+        else:
+            content = current.load(path, {"model": model})
+        content = next((content[key] for key in ("average", "model", "state_dict") if key in content), content)
+        # Of a model that was saved while wrapped.
+        for prefix in ("module.", "_orig_mod."):
+            if all(name.startswith(prefix) for name in content):
+                content = {name.removeprefix(prefix): value for name, value in content.items()}
+        return dict(content)
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         fix = "Choose a checkpoint, a run directory, or a .pt or .safetensors file of weights."
         raise UsageError(f"train.init_from {path} cannot be read ({reason}). {fix}") from error
-    # Of a model that was saved while wrapped.
-    for prefix in ("module.", "_orig_mod."):
-        if all(name.startswith(prefix) for name in content):
-            content = {name.removeprefix(prefix): value for name, value in content.items()}
-    return dict(content)
-
-
-def load_safetensors(path: Path) -> dict[str, Any]:
-    """Return the weights of a file of the package safetensors, which is optional."""
-    try:
-        return dict(import_module("safetensors.torch").load_file(path))
-    except ModuleNotFoundError as error:
-        raise ImportError(f"{error}: python3 -m pip install safetensors") from None
-
-
-def listed(names: Iterable[str], most: int = 20) -> str:
-    """Return the first names, and how many others there are."""
-    shown = [*names]
-    others = f" and {len(shown) - most} others" if len(shown) > most else ""
-    return ", ".join(map(str, shown[:most])) + others

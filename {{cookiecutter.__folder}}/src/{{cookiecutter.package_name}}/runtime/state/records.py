@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..report import UsageError
 from . import to_json, write
 
 Record = dict[str, Any]
@@ -48,6 +49,13 @@ class Records:
     def last_step(self) -> int | None:
         """Return the step of the last record."""
         return self.all[-1]["iteration"] if self.all else None
+
+    def add(self, record: Record) -> None:
+        """Add a record; raise UsageError if it lacks the score."""
+        if self.score not in record:
+            fix = "Set SCORE in task/objective.py to a metric."
+            raise UsageError(f"an evaluation has no {self.score}, because evaluate.py returned no loss. {fix}", 1)
+        self.all.append(record)
 
     def scores(self) -> list[float]:
         """Return the score of each record."""

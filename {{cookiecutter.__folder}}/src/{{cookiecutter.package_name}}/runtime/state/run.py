@@ -217,7 +217,7 @@ class Run(AbstractContextManager["Run"]):
         record = {name: significant(value) if isinstance(value, float) else value for name, value in record.items()}
         if broken := [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]:
             logger.warning("%s: NaN or inf; check the validation data", ", ".join(broken))
-        self.records.all.append(record)
+        self.records.add(record)
         self._log("metrics.jsonl", "eval", record)
         self.meter.reset()
         self._save_best_if_due()
