@@ -53,6 +53,12 @@ USES = {
         "task/data.py",
         "_load = load\n\n\ndef load(settings):\n    data = _load(settings)\n    return data._replace(train=Noisy(data.train))",
     ),
+    "Draw samples by weight": (
+        "task/data.py",
+        """_load = load\n\n\ndef load(settings):\n    data = _load(settings)
+    weights = (data.train.tensors[1] > 0.5).double() + 1e-9
+    return data._replace(train=Weighted(data.train, weights))""",
+    ),
     "Recompute activations to save memory": (
         "task/model.py",
         "_create = create_model\n\n\ndef create_model(settings, data):\n    return Recomputed(*_create(settings, data))",
@@ -67,6 +73,8 @@ HOLDS: dict[str, dict[str, float]] = {
     "Compare all samples of the global batch": {"train_loss": 4.12122, "val_loss": 5.23885},
     "Evaluate without a loss": {"val_error": 0.26562},
     "Learn from gradients, such as forces": {"val_loss": 0.223968, "val_error": 1.17099},
+    "Draw samples by weight": {"train_loss": 0.0244289, "val_loss": 0.691381},
+    "Batch samples of similar length": {"train_loss": 0.0609412, "val_loss": 0.122283},
     "Evaluate on several sets, and on a test set": {"val_error": 0.243722, "val_far_error": 0.238598},
 }
 SHORT = [

@@ -33,8 +33,8 @@ def shards(config: Config, options: dict[str, Any]) -> int:
     from .runtime import print_shards
     from .task import load_task
 
-    size = len(load_task(config.task).train)
-    return print_shards(size, config.data.batch_size, config.train.seed, options["world_size"])
+    task, settings = load_task(config.task), (config.data.batch_size, config.train.seed, options["world_size"])
+    return print_shards(len(task.train), *settings, task.order)
 
 
 def main(arguments: list[str] | None = None) -> int:

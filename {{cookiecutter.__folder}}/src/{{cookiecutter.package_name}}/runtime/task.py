@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from .data import EvaluationBatches, TrainBatches, seed_cpu
+from .data import EvaluationBatches, Order, TrainBatches, seed_cpu
 from .data.loader import create_loader
 from .report import UsageError
 
@@ -43,6 +43,8 @@ class Task:
     """from a device to ignite metrics by name"""
     collate: Callable[[list[Any]], Any]
     """from samples to a batch"""
+    order: Order | None
+    """from a generator and the batch size to the indices of an epoch"""
     create_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] | None
     """from the model and all settings to an optimizer, instead of that of optim.py"""
     score: str
@@ -83,6 +85,7 @@ def create_task(settings: Any, data: ModuleType, model: ModuleType, objective: M
         loss=bound(objective, "loss"),
         metrics=bound(objective, "metrics", lambda device: {}),
         collate=bound(data, "collate", default_collate),
+        order=bound(data, "order") if hasattr(data, "order") else None,
         create_optimizer=getattr(objective, "create_optimizer", None),
         score=objective.SCORE,
         higher_is_better=objective.HIGHER_IS_BETTER,
@@ -138,7 +141,7 @@ def create_loaders(task: Task, config: Any, split: str = "val") -> tuple[DataLoa
     def loader(dataset: Any, batches: Any) -> DataLoader[Any]:
         return create_loader(dataset, batches, config.data.num_workers, task.collate, config.distributed.timeout_s)
 
-    batches = TrainBatches(len(task.train), config.data.batch_size, rank, world_size, config.train.seed)
+    batches = TrainBatches(len(task.train), config.data.batch_size, rank, world_size, config.train.seed, task.order)
     size = task.evaluation_batch_size
     evaluated = {
         name: loader(dataset, EvaluationBatches(len(dataset), size, rank, world_size))
