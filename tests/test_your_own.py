@@ -236,6 +236,37 @@ def holds(project: Installed, title: str) -> None:
     assert {name: last[name] for name in HOLDS[title]} == pytest.approx(HOLDS[title], rel=1e-3), last
 
 
+# A model whose hook is a closure over the model itself: that of a copy would change the original.
+HOOKED = """
+
+_create = create_model
+
+
+class Hooked(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.kept = net, 0.0
+        net[1].register_forward_hook(lambda module, inputs, output: setattr(self, "kept", output.mean(1)))
+
+    def forward(self, inputs):
+        return self.net(inputs) * (1 + self.kept)
+
+
+def create_model(settings, data):
+    return Hooked(_create(settings, data))
+"""
+
+
+def test_averaged_weights_are_evaluated_in_the_model_itself(minimal: Installed) -> None:
+    add(minimal.path / "src" / minimal.package / "task/model.py", HOOKED)
+    module = ["python3", "-m", minimal.package]
+    minimal.succeed(*module, "train", *SHORT, "--optim.ema_decay=0.9", "--train.run_dir=runs/one")
+    checkpoint = "runs/one/checkpoints/last_24.pt"
+    found = json.loads(minimal.succeed(*module, "evaluate", "--checkpoint", checkpoint).splitlines()[-1])
+    recorded = learned(minimal, "one")["metrics.jsonl"][-1]
+    assert (found["val_loss"], found["val_error"]) == (recorded["val_loss"], recorded["val_error"])
+
+
 def test_schedules_of_torch_and_ignite_resume(minimal: Installed) -> None:
     script = str(Path(__file__).with_name("schedules.py"))
     assert minimal.succeed("python3", script, minimal.package) == ""

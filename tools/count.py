@@ -10,10 +10,10 @@ from pathlib import Path
 
 # Of every target without packs.
 BUDGETS = {
-    "source lines": 4_550,
+    "source lines": 4_700,
     "modules": 43,
     "yours": 1_300,
-    "runtime": 3_680,
+    "runtime": 3_750,
     "test lines": 1_500,
     "words of README, AGENTS and docs": 5_000,
     "longest function": 60,

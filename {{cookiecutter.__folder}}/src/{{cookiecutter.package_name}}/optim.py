@@ -6,6 +6,8 @@ import copy
 import logging
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -118,3 +120,20 @@ class WeightAverage:
         torch._foreach_lerp_([*self.model.parameters()], [*model.parameters()], weight)
         for mine, current in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(current)
+
+    @contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        """Give the model the averaged weights inside the ``with`` block: hooks of the copy may refer to the model."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    @torch.no_grad()
+    def _swap(self, model: nn.Module) -> None:
+        averages, current = ([*one.parameters(), *one.buffers()] for one in (self.model, model))
+        for mine, other in zip(averages, current, strict=True):
+            kept = mine.clone()
+            mine.copy_(other)
+            other.copy_(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from ignite.engine import Events
@@ -78,14 +79,14 @@ def train(run: Run, task: Task, config: Config) -> int:
         return run.iteration >= plan.last_step or run.is_out_of_patience()
 
     def evaluate_and_record() -> None:
-        metrics = {"train_loss": run.meter.loss, **evaluate(average or model, val_loaders, task, config)}
+        with step.average.swapped(model) if step.average else nullcontext():
+            metrics = {"train_loss": run.meter.loss, **evaluate(model, val_loaders, task, config)}
         epoch = math.ceil(run.iteration / plan.steps_per_epoch)
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         speed = run.meter.samples_per_second
         logger.info("epoch %s  step %s/%s  %s  %.0f samples/s", epoch, run.iteration, plan.last_step, numbers, speed)
-        learning_rate = step.optimizer.param_groups[0]["lr"]
-        progress = {"epoch": epoch, "iteration": run.iteration}
-        run.record({**progress, **metrics, "lr": learning_rate, "samples_per_second": round(speed, 1)})
+        record = {"epoch": epoch, "iteration": run.iteration, **metrics, "lr": step.optimizer.param_groups[0]["lr"]}
+        run.record({**record, "samples_per_second": round(speed, 1)})
         step.evaluated(run.records.scores())
 
     # A run that was killed between a checkpoint and its evaluation.
