@@ -267,6 +267,51 @@ def test_averaged_weights_are_evaluated_in_the_model_itself(minimal: Installed) 
     assert (found["val_loss"], found["val_error"]) == (recorded["val_loss"], recorded["val_error"])
 
 
+# Optimizers that delegate: the first loses the momentum when it is restored.
+WRAPPING = """
+
+
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.inner = torch.optim.SGD(self.param_groups, lr, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        self.inner.step()
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.inner.param_groups = self.param_groups
+
+
+class Whole(Wrapper):
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+        self.param_groups = self.inner.param_groups
+
+
+def create_optimizer(model, config):
+    return Wrapper(model.parameters(), config.optim.lr)
+"""
+
+
+def test_an_optimizer_that_loses_its_state_is_refused(minimal: Installed) -> None:
+    objective = minimal.path / "src" / minimal.package / "task/objective.py"
+    add(objective, WRAPPING)
+    command = ["python3", "-m", minimal.package, "train", "--config", "configs/smoke.yaml"]
+    done = minimal.run(*command)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: a resume would change how Wrapper updates 0.weight."
+    )
+    objective.write_text(objective.read_text().replace("return Wrapper(", "return Whole("))
+    minimal.succeed(*command)
+
+
 def test_schedules_of_torch_and_ignite_resume(minimal: Installed) -> None:
     script = str(Path(__file__).with_name("schedules.py"))
     assert minimal.succeed("python3", script, minimal.package) == ""

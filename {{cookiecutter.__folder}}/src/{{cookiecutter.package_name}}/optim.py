@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from .config import Config, OptimConfig, steps_of
-from .runtime import Task
+from .runtime import Task, UsageError
 
 logger = logging.getLogger(__package__)
 
@@ -28,6 +28,8 @@ def create_optimizer(model: nn.Module, task: Task, config: Config) -> torch.opti
     options: dict[str, Any] = {"weight_decay": settings.weight_decay, "fused": supports_fused(model)}
     if task.create_optimizer:
         optimizer = task.create_optimizer(model, config)
+        create = task.create_optimizer
+        require_resumable(lambda other: create(other, config), model, type(optimizer))
     elif settings.name == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), settings.lr, **options)
     else:
@@ -39,6 +41,33 @@ def create_optimizer(model: nn.Module, task: Task, config: Config) -> torch.opti
         name = f" ({group.get('name', number)})" if len(optimizer.param_groups) > 1 else ""
         logger.info("optimizer%s: %s, lr %g, %s", name, type(optimizer).__name__, group["lr"], settings.schedule)
     return optimizer
+
+
+def require_resumable(create: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module, kind: type) -> None:
+    """Raise UsageError for an own optimizer that goes on differently after its state is saved and restored."""
+    if kind.__module__.startswith("torch."):
+        return
+    models = [copy.deepcopy(model) for _ in range(2)]
+    optimizers = [create(one) for one in models]
+
+    def step(number: int, gradient: float) -> None:
+        torch.manual_seed(0)
+        for weight in models[number].parameters():
+            weight.grad = torch.full_like(weight, gradient) if weight.requires_grad else None
+        optimizers[number].step()
+
+    try:
+        step(0, 1.0)
+    except TypeError:  # it needs a closure, which only step.py has
+        return
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for number in (0, 1):
+        step(number, -2.0)
+    for (name, weight), resumed in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        if not torch.equal(weight, resumed):
+            fix = "Let its state_dict return all of its state, and load_state_dict restore it."
+            raise UsageError(f"a resume would change how {kind.__name__} updates {name}. {fix}", 1)
 
 
 def supports_fused(model: nn.Module) -> bool:
