@@ -1,5 +1,6 @@
 """The snippets of docs/your-own-task.md and docs/how-do-i.md work as they stand."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -46,21 +47,48 @@ def collate(samples: Any, settings: TaskConfig) -> Any:
     batch = default_collate(samples)
     return batch["rows"], batch["wanted"] + 0 * settings.width
 """
-# Code that uses what a snippet only defines, by question: the file of the task, and what to add.
+# Code that uses what a snippet only defines, by question: the file, and what to add.
 USES = {
     "Augment the data": (
-        "data.py",
+        "task/data.py",
         "_load = load\n\n\ndef load(settings):\n    data = _load(settings)\n    return data._replace(train=Noisy(data.train))",
     ),
+    "Draw samples by weight": (
+        "task/data.py",
+        """_load = load\n\n\ndef load(settings):\n    data = _load(settings)
+    weights = (data.train.tensors[1] > 0.5).double() + 1e-9
+    return data._replace(train=Weighted(data.train, weights))""",
+    ),
     "Recompute activations to save memory": (
-        "model.py",
+        "task/model.py",
         "_create = create_model\n\n\ndef create_model(settings, data):\n    return Recomputed(*_create(settings, data))",
     ),
 }
+# Sections whose run is the same on one process and two, and over a resume: the metrics at its end, to be seen to change
+# if the code that they test does not work.
+HOLDS: dict[str, dict[str, float]] = {
+    "Use two learning rates": {},
+    "Unfreeze layers at a step": {"train_loss": 0.105355},
+    "Lower the learning rate when the score stalls": {"lr": 0.001},
+    "Use a schedule of ignite": {"train_loss": 0.101694},
+    "Compare all samples of the global batch": {"train_loss": 4.12122, "val_loss": 5.23885},
+    "Evaluate without a loss": {"val_error": 0.26562},
+    "Learn from gradients, such as forces": {"val_loss": 0.223968, "val_error": 1.17099},
+    "Draw samples by weight": {"train_loss": 0.0244289, "val_loss": 0.691381},
+    "Batch samples of similar length": {"train_loss": 0.0609412, "val_loss": 0.122283},
+    "Evaluate on several sets, and on a test set": {"val_error": 0.243722, "val_far_error": 0.238598},
+}
+SHORT = [
+    "--train.max_iterations=24",
+    "--train.evaluate_every=8 steps",
+    "--train.log_every=2",
+    "--optim.warmup=4 steps",
+]
 # A file that an answer leaves, and what it says.
 LEAVES = {
     "Resume a run": ("runs/smoke/log.txt", "resumed from runs/smoke/checkpoints/last_20.pt at step 20"),
     "Add a metric": ("runs/default/metrics.jsonl", "val_squared_error"),
+    "Evaluate on several sets, and on a test set": ("runs/default/metrics.jsonl", "val_far_error"),
     "Log another value": ("runs/default/steps.jsonl", "weight_norm"),
     "Profile a run": ("runs/smoke/profile/trace-rank0.json", "traceEvents"),
     "Stop early": ("runs/default/config.yaml", "patience: 5"),
@@ -96,6 +124,12 @@ def put(project: Installed, language: str, block: str) -> None:
     else:
         # A later definition replaces an earlier one of the same name.
         add(file, content)
+
+
+def use(project: Installed, title: str) -> None:
+    """Use what the snippets of a section only define."""
+    name, code = USES[title]
+    add(project.path / "src" / project.package / name, code)
 
 
 def add(file: Path, code: str) -> None:
@@ -170,8 +204,7 @@ def test_every_answer_of_how_do_i_works(bake: Bake, install: Installer, tmp_path
                 else:
                     put(project, language, block)
             if title in USES:
-                name, code = USES[title]
-                add(project.path / "src" / project.package / "task" / name, code)
+                use(project, title)
                 project.succeed("scripts/train.sh")
             elif commands:
                 assert list(project.path.glob("runs/*/summary.json"))
@@ -181,3 +214,217 @@ def test_every_answer_of_how_do_i_works(bake: Bake, install: Installer, tmp_path
             failed[title] = str(error)
     assert not failed, "\n".join(f"{title}: {error}" for title, error in failed.items())
     assert {*USES, *LEAVES} <= sections(page, 3).keys()
+
+
+def holds(project: Installed, title: str) -> None:
+    """Train on one process, on two, and on two with a stop and a resume; all must learn the same."""
+    train = ["train", *SHORT]
+    module, resumed = ["python3", "-m", project.package], ["--train.run_dir=runs/resumed"]
+    several = ["torchrun", "--nproc-per-node=2"]
+    project.succeed(*module, *train, "--distributed.nproc_per_node=1", "--train.run_dir=runs/one")
+    project.succeed(*several, "-m", project.package, *train, "--train.run_dir=runs/two")
+    stopped = project.run(*several, "tests/interrupted.py", *train, *resumed, extra={"SIGNAL": "TERM@13"})
+    assert "stopped by a signal after step 14" in stopped.stderr, stopped.stderr
+    # Killed after an evaluation that its last checkpoint does not contain.
+    project.run(*several, "tests/interrupted.py", *train, *resumed, extra={"SIGNAL": "KILL@17"})
+    project.succeed(*several, "-m", project.package, *train, *resumed)
+    one, two, resumed_two = (learned(project, name) for name in ("one", "two", "resumed"))
+    assert resumed_two == two
+    assert one["metrics.jsonl"] == [pytest.approx(record, rel=1e-4) for record in two["metrics.jsonl"]]
+    assert one["steps.jsonl"] == [pytest.approx(record, rel=1e-3) for record in two["steps.jsonl"]]
+    last = one["metrics.jsonl"][-1]
+    assert {name: last[name] for name in HOLDS[title]} == pytest.approx(HOLDS[title], rel=1e-3), last
+
+
+# A model whose hook is a closure over the model itself: that of a copy would change the original.
+HOOKED = """
+
+_create = create_model
+
+
+class Hooked(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.kept = net, 0.0
+        net[1].register_forward_hook(lambda module, inputs, output: setattr(self, "kept", output.mean(1)))
+
+    def forward(self, inputs):
+        return self.net(inputs) * (1 + self.kept)
+
+
+def create_model(settings, data):
+    return Hooked(_create(settings, data))
+"""
+
+
+def test_averaged_weights_are_evaluated_in_the_model_itself(minimal: Installed) -> None:
+    add(minimal.path / "src" / minimal.package / "task/model.py", HOOKED)
+    module = ["python3", "-m", minimal.package]
+    minimal.succeed(*module, "train", *SHORT, "--optim.ema_decay=0.9", "--train.run_dir=runs/one")
+    checkpoint = "runs/one/checkpoints/last_24.pt"
+    found = json.loads(minimal.succeed(*module, "evaluate", "--checkpoint", checkpoint).splitlines()[-1])
+    recorded = learned(minimal, "one")["metrics.jsonl"][-1]
+    assert (found["val_loss"], found["val_error"]) == (recorded["val_loss"], recorded["val_error"])
+
+
+# Optimizers that delegate: the first loses the momentum when it is restored.
+WRAPPING = """
+
+
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.inner = torch.optim.SGD(self.param_groups, lr, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    def step(self, closure=None):
+        self.inner.step()
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.inner.param_groups = self.param_groups
+
+
+class Whole(Wrapper):
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+        self.param_groups = self.inner.param_groups
+
+
+def create_optimizer(model, config):
+    return Wrapper(model.parameters(), config.optim.lr)
+"""
+
+
+def test_an_optimizer_that_loses_its_state_is_refused(minimal: Installed) -> None:
+    objective = minimal.path / "src" / minimal.package / "task/objective.py"
+    add(objective, WRAPPING)
+    command = ["python3", "-m", minimal.package, "train", "--config", "configs/smoke.yaml"]
+    done = minimal.run(*command)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: a resume would change how Wrapper updates 0.weight."
+    )
+    objective.write_text(objective.read_text().replace("return Wrapper(", "return Whole("))
+    minimal.succeed(*command)
+
+
+def test_schedules_of_torch_and_ignite_resume(minimal: Installed) -> None:
+    script = str(Path(__file__).with_name("schedules.py"))
+    assert minimal.succeed("python3", script, minimal.package) == ""
+
+
+def test_a_test_set_is_read_by_its_split_alone(minimal: Installed) -> None:
+    module = ["python3", "-m", minimal.package]
+    minimal.succeed(*module, "train", "--config", "configs/smoke.yaml")
+    evaluate = [*module, "evaluate", "--checkpoint", "runs/smoke"]
+    lacking = minimal.run(*evaluate, "--split", "test")
+    assert lacking.returncode == 2 and "returned no test set" in lacking.stderr
+    title = "Evaluate on several sets, and on a test set"
+    prepare(minimal, title, sections((minimal.path / "docs/how-do-i.md").read_text(), 3)[title])
+    # The test set as a validation set has the same metrics.
+    one, two = (
+        json.loads(minimal.succeed(*evaluate, "--split", "test", *processes).splitlines()[-1])
+        for processes in ([], ["--distributed.nproc_per_node", "2"])
+    )
+    assert one.keys() == {"checkpoint", "test_loss", "test_error"}
+    assert one == pytest.approx(two)
+    data = minimal.path / "src" / minimal.package / "task/data.py"
+    data.write_text(data.read_text().replace('val={"": near', 'val={"": test'))
+    val = json.loads(minimal.succeed(*evaluate).splitlines()[-1])
+    assert (val["val_loss"], val["val_error"]) == (one["test_loss"], one["test_error"])
+
+
+def learned(project: Installed, run: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of a run, without what differs each time."""
+    timed = {"samples_per_second", "data_wait"}
+    return {
+        name: [
+            {key: value for key, value in json.loads(line).items() if key not in timed}
+            for line in (project.path / "runs" / run / name).read_text().splitlines()
+        ]
+        for name in ("metrics.jsonl", "steps.jsonl")
+    }
+
+
+def prepare(project: Installed, title: str, blocks: list[tuple[str, str]]) -> None:
+    """Change the files as the snippets of a section say."""
+    for language, block in blocks:
+        if language != "bash":
+            put(project, language, block)
+    if title in USES:
+        use(project, title)
+
+
+@pytest.fixture
+def minimal(install: Installer, tmp_path: Path) -> Installed:
+    """The smallest task."""
+    return install(TARGET, tmp_path, task="minimal")
+
+
+@pytest.mark.parametrize("title", HOLDS)
+def test_an_answer_holds_on_two_processes_and_over_a_resume(minimal: Installed, title: str) -> None:
+    page = (minimal.path / "docs/how-do-i.md").read_text()
+    prepare(minimal, title, sections(page, 3)[title])
+    holds(minimal, title)
+
+
+# Writes files of weights: of a wrapped model with another shape and an extra weight, and of nothing.
+WEIGHTS = """\
+import torch
+from safetensors.torch import save_file
+weights = torch.load("runs/smoke/checkpoints/last_20.pt", weights_only=True)["model"]
+save_file(weights, "all.safetensors")
+changed = {f"module.{name}": value for name, value in weights.items()}
+changed["module.0.bias"], changed["module.extra"] = torch.ones(3), torch.ones(2)
+del changed["module.2.bias"]
+torch.save({"state_dict": changed, "epoch": 3}, "some.pt")
+torch.save({"other": torch.ones(2)}, "other.pt")
+"""
+COMPARE = """\
+import sys, torch
+first, second = (torch.load(file, weights_only=True)["model"] for file in sys.argv[1:])
+print(*(name for name in first if torch.equal(first[name], second[name])))
+"""
+
+
+def test_a_run_starts_from_weights_once(minimal: Installed) -> None:
+    def start(run: str, *settings: str) -> Any:
+        # Such steps change nothing.
+        still = ["--optim.lr=1e-30", "--optim.weight_decay=0", "--train.max_iterations=2", *settings]
+        processes = ["--distributed.nproc_per_node", "2" if run == "folder" else "1"]
+        command = ["train", f"--train.run_dir=runs/{run}", *still, *processes]
+        return minimal.run("python3", "-m", minimal.package, *command)
+
+    def same(run: str, other: str) -> set[str]:
+        files = [
+            next((minimal.path / f"runs/{name}/checkpoints").glob(kind))
+            for name, kind in ((run, "last_2.pt"), (other, "last_20.pt"))
+        ]
+        return {*minimal.succeed("python3", "-c", COMPARE, *map(str, files)).split()}
+
+    names = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    minimal.succeed("scripts/train.sh", "--config", "configs/smoke.yaml")
+    hub = minimal.path / "hub"
+    minimal.succeed("uv", "pip", "install", "--quiet", "--target", str(hub), "--no-deps", "safetensors")
+    assert "No module named 'safetensors'" in start("lacks", "--train.init_from=all.safetensors").stderr
+    minimal.environment["PYTHONPATH"] += f":{hub}"
+    minimal.succeed("python3", "-c", WEIGHTS)
+    assert start("all", "--train.init_from=all.safetensors").returncode == 0
+    assert same("all", "smoke") == names
+    assert start("folder", "--train.init_from=runs/smoke").returncode == 0
+    assert same("folder", "smoke") == names
+    done = start("some", "--train.init_from=some.pt")
+    assert done.returncode == 0, done.stderr
+    assert same("some", "smoke") == {"0.weight", "2.weight"}
+    for line in ("is not in the file: 2.bias", "is not in the model: extra", "has another shape: 0.bias"):
+        assert line in done.stderr
+    refused = start("other", "--train.init_from=other.pt")
+    assert refused.returncode == 2 and "has no weight of this model: it has other" in refused.stderr
+    (minimal.path / "some.pt").unlink()
+    resumed = start("some", "--train.init_from=some.pt", "--train.max_iterations=4")
+    assert resumed.returncode == 0 and "resumed from" in resumed.stderr, resumed.stderr
+    assert "cannot be read" in start("new", "--train.init_from=some.pt").stderr

@@ -11,11 +11,14 @@ from .config import Config
 from .runtime import Command, run_command
 
 WORLD_SIZE = {"--world-size": {"type": PositiveInt, "default": 2, "help": "number of processes"}}
+SPLIT = {"--split": {"choices": ["val", "test"], "default": "val", "help": "the data to evaluate"}}
 JSON = {"--json": {"action": "store_true", "help": "print one JSON object"}}
 
 COMMANDS = {
     "train": Command("Train, or resume a run.", "train:training", in_every_process=True),
-    "evaluate": Command("Evaluate a checkpoint.", "evaluate:evaluation", in_every_process=True, of_checkpoint=True),
+    "evaluate": Command(
+        "Evaluate a checkpoint.", "evaluate:evaluation", SPLIT, in_every_process=True, of_checkpoint=True
+    ),
     "launch": Command(
         "Train in all processes of the launcher, as scripts/train.sh does.", "runtime.process.start:launch"
     ),
@@ -29,8 +32,8 @@ def shards(config: Config, options: dict[str, Any]) -> int:
     from .runtime import print_shards
     from .task import load_task
 
-    size = len(load_task(config.task).train)
-    return print_shards(size, config.data.batch_size, config.train.seed, options["world_size"])
+    task, settings = load_task(config.task), (config.data.batch_size, config.train.seed, options["world_size"])
+    return print_shards(len(task.train), *settings, task.order)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -78,6 +78,8 @@ class TrainConfig:
     """of initial weights, order of samples, dropout and augmentation"""
     run_dir: str = "runs/default"
     """folder of the log, the metrics, the curves and the checkpoints"""
+    init_from: str | None = None
+    """weights that a new run starts from: a checkpoint, a run directory, or a .pt or .safetensors file; null: random"""
     resume: str = "auto"
     """auto: from the newest checkpoint of run_dir, if any; none: run_dir must be empty; a path: that checkpoint"""
     amp: Literal["none", "bf16", "fp16"] = "none"

@@ -6,16 +6,18 @@ import copy
 import logging
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import ignite.distributed as idist
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from .config import Config, OptimConfig, steps_of
-from .runtime import Task
+from .runtime import Task, UsageError
 
 logger = logging.getLogger(__package__)
 
@@ -26,6 +28,8 @@ def create_optimizer(model: nn.Module, task: Task, config: Config) -> torch.opti
     options: dict[str, Any] = {"weight_decay": settings.weight_decay, "fused": supports_fused(model)}
     if task.create_optimizer:
         optimizer = task.create_optimizer(model, config)
+        create = task.create_optimizer
+        require_resumable(lambda other: create(other, config), model, type(optimizer))
     elif settings.name == "adamw":
         optimizer = torch.optim.AdamW(model.parameters(), settings.lr, **options)
     else:
@@ -39,6 +43,33 @@ def create_optimizer(model: nn.Module, task: Task, config: Config) -> torch.opti
     return optimizer
 
 
+def require_resumable(create: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module, kind: type) -> None:
+    """Raise UsageError for an own optimizer that goes on differently after its state is saved and restored."""
+    if kind.__module__.startswith("torch."):
+        return
+    models = [copy.deepcopy(model) for _ in range(2)]
+    optimizers = [create(one) for one in models]
+
+    def step(number: int, gradient: float) -> None:
+        torch.manual_seed(0)
+        for weight in models[number].parameters():
+            weight.grad = torch.full_like(weight, gradient) if weight.requires_grad else None
+        optimizers[number].step()
+
+    try:
+        step(0, 1.0)
+    except TypeError:  # it needs a closure, which only step.py has
+        return
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for number in (0, 1):
+        step(number, -2.0)
+    for (name, weight), resumed in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        if not torch.equal(weight, resumed):
+            fix = "Let its state_dict return all of its state, and load_state_dict restore it."
+            raise UsageError(f"a resume would change how {kind.__name__} updates {name}. {fix}", 1)
+
+
 def supports_fused(model: nn.Module) -> bool:
     """Return whether torch can update all weights in one kernel."""
     kinds = {weight.device.type for weight in model.parameters()}
@@ -48,7 +79,7 @@ def supports_fused(model: nn.Module) -> bool:
 def create_scheduler(
     optimizer: torch.optim.Optimizer, settings: OptimConfig, steps_per_epoch: int, steps: int
 ) -> LRScheduler:
-    """Return a schedule that is advanced after each of ``steps`` updates: any of torch's that needs no score.
+    """Return a schedule that is advanced after each of ``steps`` updates, or a ReduceLROnPlateau that follows the score.
 
     A linear warm-up, then constant, or down to ``optim.lr_floor`` at the end.
     """
@@ -63,6 +94,13 @@ def create_scheduler(
         return settings.lr_floor + (1 - settings.lr_floor) * left
 
     return LambdaLR(optimizer, factor)
+
+
+def follow_score(scheduler: LRScheduler, scores: list[float]) -> None:
+    """Advance a ReduceLROnPlateau by the evaluations that it has not seen; other schedules follow the steps."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        for score in scores[scheduler.last_epoch :]:
+            scheduler.step(score)
 
 
 def plan_of(optimizer: torch.optim.Optimizer, settings: OptimConfig, steps: int) -> dict[str, Any]:
@@ -85,10 +123,13 @@ def restore(
     for group, now, then in zip(optimizer.param_groups, plan["groups"], state["plan"]["groups"], strict=True):
         # An optimizer may count in its groups: keep what the settings did not change.
         group.update({name: value for name, value in now.items() if name == "lr" or then.get(name) != value})
+    counts = state["scheduler"]
+    while "last_epoch" not in counts:
+        counts = counts["_schedulers"][0]
     with warnings.catch_warnings():
         # The optimizer itself does not step here.
         warnings.simplefilter("ignore")
-        for _ in range(state["scheduler"]["last_epoch"]):
+        for _ in range(0 if isinstance(scheduler, ReduceLROnPlateau) else counts["last_epoch"]):
             scheduler.step()
 
 
@@ -108,3 +149,20 @@ class WeightAverage:
         torch._foreach_lerp_([*self.model.parameters()], [*model.parameters()], weight)
         for mine, current in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(current)
+
+    @contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        """Give the model the averaged weights inside the ``with`` block: hooks of the copy may refer to the model."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    @torch.no_grad()
+    def _swap(self, model: nn.Module) -> None:
+        averages, current = ([*one.parameters(), *one.buffers()] for one in (self.model, model))
+        for mine, other in zip(averages, current, strict=True):
+            kept = mine.clone()
+            mine.copy_(other)
+            other.copy_(kept)

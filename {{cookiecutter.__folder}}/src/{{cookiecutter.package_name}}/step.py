@@ -12,9 +12,10 @@ import ignite.distributed as idist
 import torch
 from ignite.engine import Engine
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .config import Config
-from .optim import WeightAverage, create_optimizer, create_scheduler, plan_of, restore
+from .optim import WeightAverage, create_optimizer, create_scheduler, follow_score, plan_of, restore
 from .runtime import Task, average_gradients, mixed_precision, no_sync, split
 
 
@@ -58,10 +59,15 @@ class TrainStep:
             values["grad_norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optim.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.scheduler.step()
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
         if self.average:
             self.average.update(self.network, engine.state.iteration)
         return values
+
+    def evaluated(self, scores: list[float]) -> None:
+        """Called with the scores of all evaluations after each of them, and when the run resumes."""
+        follow_score(self.scheduler, scores)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside the model."""

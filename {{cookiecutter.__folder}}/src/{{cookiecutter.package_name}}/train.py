@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from ignite.engine import Events
@@ -61,12 +62,14 @@ def train(run: Run, task: Task, config: Config) -> int:
     # The same random weights on every rank.
     manual_seed(config.train.seed)
     model = prepare_model(task.create_model(), config.train.compile)
+    run.initialize(model)
     step = TrainStep(distribute(model), task, config, plan.steps_per_epoch, plan.last_step)
     trainer = create_trainer(step, loader, config.train.seed)
     average = step.average.model if step.average else None
     # What a checkpoint contains.
     run.track(trainer, model, average, step=step, unchanged=sizes_of(task, config))
     run.resume()
+    step.evaluated(run.evaluations.scores())
     log_startup(trainer, task, model, config, plan.steps_per_epoch, plan.last_step)
 
     def is_due(every: int) -> bool:
@@ -76,14 +79,15 @@ def train(run: Run, task: Task, config: Config) -> int:
         return run.iteration >= plan.last_step or run.is_out_of_patience()
 
     def evaluate_and_record() -> None:
-        metrics = {"train_loss": run.meter.loss, **evaluate(average or model, val_loaders, task, config)}
+        with step.average.swapped(model) if step.average else nullcontext():
+            metrics = {"train_loss": run.meter.loss, **evaluate(model, val_loaders, task, config)}
         epoch = math.ceil(run.iteration / plan.steps_per_epoch)
         numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         speed = run.meter.samples_per_second
         logger.info("epoch %s  step %s/%s  %s  %.0f samples/s", epoch, run.iteration, plan.last_step, numbers, speed)
-        learning_rate = step.optimizer.param_groups[0]["lr"]
-        progress = {"epoch": epoch, "iteration": run.iteration}
-        run.record({**progress, **metrics, "lr": learning_rate, "samples_per_second": round(speed, 1)})
+        record = {"epoch": epoch, "iteration": run.iteration, **metrics, "lr": step.optimizer.param_groups[0]["lr"]}
+        run.record({**record, "samples_per_second": round(speed, 1)})
+        step.evaluated(run.evaluations.scores())
 
     # A run that was killed between a checkpoint and its evaluation.
     lacks_evaluation = run.iteration > 0 and is_due(plan.evaluate_every) and not run.is_evaluated()

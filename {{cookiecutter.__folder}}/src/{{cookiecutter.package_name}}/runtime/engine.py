@@ -28,8 +28,8 @@ from .report.log import significant
 from .task import Task
 
 AUTOCAST_TYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-Prediction = tuple[Any, Any, Tensor]
-"""outputs, targets and mean loss of a batch"""
+Prediction = tuple[Any, Any, Tensor | None]
+"""outputs, targets and mean loss of a batch; None if an evaluation has no loss"""
 
 
 def prepare_model(model: nn.Module, compiled: bool = False) -> nn.Module:
@@ -118,7 +118,9 @@ def split(batch: Any, parts: int) -> list[Any]:
 def compute_metrics(
     step: Callable[[nn.Module, Any], Prediction], model: nn.Module, loader: DataLoader[Any], task: Task
 ) -> dict[str, float]:
-    """Return the mean loss and every metric over the samples of all ranks, each counted once. Every rank must call it.
+    """Return the mean loss, if any, and every metric over the samples of all ranks, each counted once.
+
+    Every rank must call it.
 
     Args:
         step: from the model, in eval mode, and a batch on the device to outputs, targets and their mean loss.
@@ -136,7 +138,7 @@ def compute_metrics(
                 f"metric {name} of the task is not an ignite Metric, or is named loss. Return Metric objects.", 1
             )
         metric.attach(scorer, name)
-    losses: list[Tensor] = []
+    losses: list[Tensor | None] = []
     with evaluating(model):
         pairs = predict(step, model, loader, losses)
         if idist.get_world_size() == 1 or (
@@ -150,14 +152,16 @@ def compute_metrics(
                 moved = (pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), pair) for pair in gathered)
                 scorer.run(moved, epoch_length=len(gathered))
     # Weighted by samples; fsum does not depend on the order.
-    mine = [float(loss) * size for loss, size in zip(losses, batches.sizes, strict=True)]
-    total = math.fsum(chain.from_iterable(exchange.all_gather_object(mine)))
-    values = {"loss": total / batches.size, **{name: scorer.state.metrics[name] for name in metrics}}
+    pairs = zip(losses, batches.sizes, strict=True)
+    mine = [float(loss) * size for loss, size in pairs if loss is not None]
+    everyones = [*chain.from_iterable(exchange.all_gather_object(mine))]
+    values = {"loss": math.fsum(everyones) / batches.size} if everyones else {}
+    values |= {name: scorer.state.metrics[name] for name in metrics}
     return {name: one_number(name, value) for name, value in values.items()}
 
 
 def predict(
-    step: Callable[[nn.Module, Any], Prediction], model: nn.Module, loader: DataLoader[Any], losses: list[Tensor]
+    step: Callable[[nn.Module, Any], Prediction], model: nn.Module, loader: DataLoader[Any], losses: list[Tensor | None]
 ) -> Iterator[tuple[Any, Any]]:
     """Yield outputs and targets of this rank's batches, and add their losses to ``losses``."""
     device, batches = idist.device(), loader.batch_sampler
@@ -168,7 +172,7 @@ def predict(
         seed_step(0, 0, idist.get_rank() + number * idist.get_world_size())
         outputs, targets, loss = step(model, convert_tensor(batch, device, non_blocking=True))
         if number < len(batches.sizes):
-            losses.append(loss.detach())
+            losses.append(None if loss is None else loss.detach())
             if metrics_device() != device:
                 # XLA would otherwise compute all batches once more for their losses.
                 hardware.synchronize()

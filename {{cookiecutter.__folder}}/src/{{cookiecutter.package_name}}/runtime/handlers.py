@@ -31,6 +31,7 @@ def attach_log(trainer: Engine, run: Run, optimizer: torch.optim.Optimizer, last
     def log() -> None:
         lap = run.meter.take_lap()
         run.require_finite(lap.mean("loss"))
+        collectives.require_same_trainable(run.model)
         groups = optimizer.param_groups
         rates = {f"lr_{group.get('name', number)}": group["lr"] for number, group in enumerate(groups)}
         rates = rates if len({*rates.values()}) > 1 else {"lr": groups[0]["lr"]}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from .data import EvaluationBatches, TrainBatches, seed_cpu
+from .data import EvaluationBatches, Order, TrainBatches, seed_cpu
 from .data.loader import create_loader
 from .report import UsageError
 
@@ -29,6 +29,8 @@ class Task:
     """training set: a dataset with a length"""
     val: dict[str, Any]
     """validation sets by name; the name of a single one is empty"""
+    test: dict[str, Any]
+    """test sets by name: ``evaluate --split test`` alone reads them"""
     title: str
     data: Any
     """what ``load`` of task/data.py returned"""
@@ -41,6 +43,8 @@ class Task:
     """from a device to ignite metrics by name"""
     collate: Callable[[list[Any]], Any]
     """from samples to a batch"""
+    order: Order | None
+    """from a generator and the batch size to the indices of an epoch"""
     create_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] | None
     """from the model and all settings to an optimizer, instead of that of optim.py"""
     score: str
@@ -70,10 +74,10 @@ def create_task(settings: Any, data: ModuleType, model: ModuleType, objective: M
         extra = {key: known[key] for key in known if key in parameters}
         return partial(function, **extra) if extra else function
 
-    val = getattr(loaded, "val", None)
     task = Task(
         train=getattr(loaded, "train", None),
-        val=dict(val) if isinstance(val, Mapping) else {"": val},
+        val=by_name(getattr(loaded, "val", None)),
+        test=by_name(getattr(loaded, "test", {})),
         data=loaded,
         title=str(getattr(loaded, "title", type(loaded).__name__)),
         create_model=partial(model.create_model, settings, loaded),
@@ -81,6 +85,7 @@ def create_task(settings: Any, data: ModuleType, model: ModuleType, objective: M
         loss=bound(objective, "loss"),
         metrics=bound(objective, "metrics", lambda device: {}),
         collate=bound(data, "collate", default_collate),
+        order=bound(data, "order") if hasattr(data, "order") else None,
         create_optimizer=getattr(objective, "create_optimizer", None),
         score=objective.SCORE,
         higher_is_better=objective.HIGHER_IS_BETTER,
@@ -97,15 +102,20 @@ def create_task(settings: Any, data: ModuleType, model: ModuleType, objective: M
     return task
 
 
+def by_name(datasets: Any) -> dict[str, Any]:
+    """Return data sets by name; the name of a single one is empty."""
+    return dict(datasets) if isinstance(datasets, Mapping) else {"": datasets}
+
+
 def require_datasets(task: Task) -> None:
-    """Raise UsageError unless the training set and every validation set have a length and an index."""
-    for name, dataset in {
-        "train": task.train,
-        **{f"val {name}".strip(): one for name, one in task.val.items()},
-    }.items():
+    """Raise UsageError unless every data set has a length and an index."""
+    sets = {"train": task.train}
+    for split, datasets in (("val", task.val), ("test", task.test)):
+        sets |= {f"{split} {name}".strip(): dataset for name, dataset in datasets.items()}
+    for name, dataset in sets.items():
         several = isinstance(dataset, list | tuple) and isinstance(next(iter(dataset), None), Dataset)
         if several or isinstance(dataset, DataLoader | IterableDataset) or not hasattr(dataset, "__len__"):
-            fix = "Return a dataset with len() and [index]; val may be a dict of them."
+            fix = "Return a dataset with len() and [index]; val and test may be dicts of them."
             raise UsageError(f"{name} of what load in task/data.py returned is a {type(dataset).__name__}. {fix}", 1)
 
 
@@ -118,21 +128,23 @@ def require_weights_inside(objective: ModuleType) -> None:
             raise UsageError(f"{name} in task/objective.py has weights outside the model. {fix}", 1)
 
 
-def create_loaders(task: Task, config: Any) -> tuple[DataLoader[Any], dict[str, DataLoader[Any]]]:
-    """Return the DataLoader of this rank's share of every global batch, and one of each validation set, by name.
+def create_loaders(task: Task, config: Any, split: str = "val") -> tuple[DataLoader[Any], dict[str, DataLoader[Any]]]:
+    """Return the DataLoader of this rank's share of every global batch, and one of each validation or test set, by name.
 
     Raises:
-        UsageError: if the global batch is not divisible by the world size, or a set is empty.
+        UsageError: if the global batch is not divisible by the world size, or a set is empty or missing.
     """
+    if not (datasets := {"val": task.val, "test": task.test}[split]):
+        raise UsageError(f"load in task/data.py returned no {split} set. Return an object with a field {split}.")
     rank, world_size = idist.get_rank(), idist.get_world_size()
 
     def loader(dataset: Any, batches: Any) -> DataLoader[Any]:
         return create_loader(dataset, batches, config.data.num_workers, task.collate, config.distributed.timeout_s)
 
-    batches = TrainBatches(len(task.train), config.data.batch_size, rank, world_size, config.train.seed)
+    batches = TrainBatches(len(task.train), config.data.batch_size, rank, world_size, config.train.seed, task.order)
     size = task.evaluation_batch_size
-    validation = {
+    evaluated = {
         name: loader(dataset, EvaluationBatches(len(dataset), size, rank, world_size))
-        for name, dataset in task.val.items()
+        for name, dataset in datasets.items()
     }
-    return loader(task.train, batches), validation
+    return loader(task.train, batches), evaluated

@@ -1,7 +1,8 @@
 """What you replace to train on your own data. docs/your-own-task.md walks through it.
 
 settings.py   ``TaskConfig``: section ``task`` of the settings. Read before torch is imported.
-data.py       ``load(settings)`` returns an object with ``train`` and ``val``. Optional: ``collate(samples)``.
+data.py       ``load(settings)`` returns an object with ``train``, ``val`` and maybe ``test``. Optional: ``collate(samples)``,
+              ``order(generator, batch_size)``.
 model.py      ``create_model(settings, data)`` returns the network on the CPU, with random weights.
 objective.py  ``forward(model, batch)``, ``loss(outputs, targets)``, ``SCORE`` and ``HIGHER_IS_BETTER``. Optional:
               ``metrics(device)`` and ``create_optimizer(model, config)``.

@@ -18,6 +18,7 @@ from ..report import UsageError
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
+Order = Callable[[torch.Generator, int], torch.Tensor]
 
 
 class Share(NamedTuple):
@@ -38,12 +39,15 @@ class TrainBatches:
     Args:
         size: samples in the training set.
         batch_size: samples of one step over all ranks.
+        order: from a generator and the batch size to the indices of an epoch, instead of a random permutation.
 
     Raises:
         UsageError: if the global batch is not divisible by the world size or is larger than the training set.
     """
 
-    def __init__(self, size: int, batch_size: int, rank: int, world_size: int, seed: int) -> None:
+    def __init__(
+        self, size: int, batch_size: int, rank: int, world_size: int, seed: int, order: Order | None = None
+    ) -> None:
         if size < 1:
             raise UsageError("the training set is empty. Check where load in task/data.py looks for it.")
         if batch_size % world_size:
@@ -53,6 +57,7 @@ class TrainBatches:
         if batch_size > size:
             raise UsageError(f"data.batch_size {batch_size} is larger than the training set. Use at most {size}.")
         self.size, self.batch_size, self.seed = size, batch_size, seed
+        self.order = order or (lambda generator, batch_size: torch.randperm(size, generator=generator))
         self.share = batch_size // world_size
         self.offset = rank * self.share
         self.epoch = self.first_step = 0
@@ -66,7 +71,9 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[Share]:
         epoch = self.epoch
-        order = torch.randperm(self.size, generator=torch.Generator().manual_seed(stream(self.seed, epoch)))
+        order = self.order(torch.Generator().manual_seed(stream(self.seed, epoch)), self.batch_size)
+        if len(order) < len(self) * self.batch_size:
+            raise UsageError(f"order of task/data.py returned {len(order)} of {self.size} indices.", 1)
         for step in range(self.first_step, len(self)):
             first = step * self.batch_size + self.offset
             yield Share(epoch, order[first : first + self.share].tolist())

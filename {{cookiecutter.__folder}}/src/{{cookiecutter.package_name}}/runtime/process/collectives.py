@@ -113,7 +113,7 @@ def require_same_trainable(model: nn.Module) -> None:
     now = {name for name, weight in model.named_parameters() if weight.requires_grad}
     if changed := sorted(now ^ _trainable.get(model, now)):
         names = f"{changed[0]} and {len(changed) - 1} others" if len(changed) > 1 else changed[0]
-        fix = "Keep it, and give weights that should not learn yet a learning rate of 0."
+        fix = "Keep it; docs/how-do-i.md shows how to unfreeze layers at a step."
         raise UsageError(f"requires_grad of {names} changed after the model was distributed. {fix}", 1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data import TrainBatches
+from ..data import Order, TrainBatches
 from ..process import launcher, start
 from . import Check
 from .summary import versions
@@ -40,13 +40,13 @@ def doctor(config: Any, options: dict[str, Any]) -> int:
     return failed.exit_code if failed else 0
 
 
-def print_shards(size: int, batch_size: int, seed: int, world_size: int) -> int:
+def print_shards(size: int, batch_size: int, seed: int, world_size: int, order: Order | None = None) -> int:
     """Print which samples each of ``world_size`` ranks gets in the first two epochs; return the exit code."""
     steps = size // batch_size
     print(f"{size} samples, global batch {batch_size}\n\nepoch  rank  samples  first")
     for epoch in range(2):
         for rank in range(min(world_size, SHOWN_RANKS)):
-            batches = TrainBatches(size, batch_size, rank, world_size, seed)
+            batches = TrainBatches(size, batch_size, rank, world_size, seed, order)
             batches.start_at(epoch * steps)
             shard = np.concatenate([share.indices for share in batches])
             print(f"{epoch + 1:5}  {rank:4}  {len(shard):7}  {' '.join(map(str, shard[:8]))}")

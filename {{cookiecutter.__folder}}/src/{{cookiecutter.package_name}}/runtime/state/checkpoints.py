@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import ignite.distributed as idist
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from torch.utils import _pytree as pytree
 
@@ -114,3 +115,47 @@ def load(path: Path, parts: Mapping[str, Stateful]) -> None:
         raise UsageError(
             f"{path} belongs to {other} ({reason}). Choose another checkpoint or train.run_dir."
         ) from error
+
+
+def initialize(model: nn.Module, path: Path) -> None:
+    """Give a model the weights of a file or a run directory, and log what does not fit. Every rank reads it.
+
+    Raises:
+        UsageError: if it cannot be read, or has no weight of this model.
+    """
+    weights, own = read_weights(path, model), model.state_dict()
+    shape_of: Callable[[Any], Any] = lambda value: getattr(value, "shape", None)
+    fitting = {name: value for name, value in weights.items() if name in own and shape_of(value) == shape_of(own[name])}
+    if not fitting:
+        found = f"train.init_from {path} has no weight of this model: it has {', '.join([*weights][:9])}"
+        raise UsageError(f"{found}. Choose another file.")
+    model.load_state_dict(fitting, strict=False)
+    logger.info("%s of %s weights and buffers initialized from %s", len(fitting), len(own), path)
+    others = {"is not in the file": own.keys() - weights.keys(), "is not in the model": weights.keys() - own.keys()}
+    others["has another shape"] = (own.keys() & weights.keys()) - fitting.keys()
+    for what, names in others.items():
+        if names:
+            logger.warning("not initialized from %s, because it %s: %s", path, what, ", ".join(sorted(names)))
+
+
+def read_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Return the weights of a checkpoint, of the best one of a run directory, or of a file from elsewhere."""
+    if path.is_dir() and not is_checkpoint(path):
+        kinds = [saved_checkpoints(path / "checkpoints", kind) for kind in ("best", "last")]
+        path = next((files[-1] for files in kinds if files), path)
+    try:
+        if path.suffix == ".safetensors":
+            # An optional package.
+            content = import_module("safetensors.torch").load_file(path)
+        else:
+            content = current.load(path, {"model": model})
+        content = next((content[key] for key in ("average", "model", "state_dict") if key in content), content)
+        # Of a model that was saved while wrapped.
+        for prefix in ("module.", "_orig_mod."):
+            if all(name.startswith(prefix) for name in content):
+                content = {name.removeprefix(prefix): value for name, value in content.items()}
+        return dict(content)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        fix = "Choose a checkpoint, a run directory, or a .pt or .safetensors file of weights."
+        raise UsageError(f"train.init_from {path} cannot be read ({reason}). {fix}") from error

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..report import logger
+from ..report import UsageError, logger
 from . import to_json, unwritable
 
 Record = dict[str, Any]
@@ -62,7 +62,14 @@ class Evaluations:
         self.all = read_records(file, last_step, self.score)
 
     def add(self, record: Record) -> None:
-        """Add a record; warn if an entry is NaN or inf."""
+        """Add a record, and warn if an entry is NaN or inf.
+
+        Raises:
+            UsageError: if it lacks the score.
+        """
+        if self.score not in record:
+            fix = "Set SCORE in task/objective.py to a metric."
+            raise UsageError(f"an evaluation has no {self.score}, because evaluate.py returned no loss. {fix}", 1)
         if broken := [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]:
             logger.warning("%s: NaN or inf; check the validation data", ", ".join(broken))
         self.all.append(record)
@@ -70,6 +77,10 @@ class Evaluations:
     def last_step(self) -> int | None:
         """Return the step of the last record."""
         return self.all[-1]["iteration"] if self.all else None
+
+    def scores(self) -> list[float]:
+        """Return the score of each record."""
+        return [float(record[self.score]) for record in self.all]
 
     def rank(self, record: Record) -> float:
         """Return the score as a number that is larger for better weights; -inf for NaN."""

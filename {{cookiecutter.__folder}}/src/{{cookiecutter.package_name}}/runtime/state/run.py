@@ -71,6 +71,9 @@ class Run(AbstractContextManager["Run"]):
         self.started_at = time.perf_counter()
         self.directory = RunDirectory(settings)
         self.path = self.directory.path
+        # A node with an older view of the file system must not choose another one.
+        self.start_from = collectives.from_rank_zero(self.directory.checkpoint_to_resume())
+        """the checkpoint that the run resumes from, or an empty text"""
 
     def __exit__(self, *_: object) -> None:
         self.directory.close()
@@ -104,14 +107,18 @@ class Run(AbstractContextManager["Run"]):
         """Steps done."""
         return int(self.trainer.state.iteration)
 
+    def initialize(self, model: nn.Module) -> None:
+        """Give the model the weights of ``train.init_from``, unless the run resumes. Call it before ``distribute``."""
+        if self.settings.train.init_from and not self.start_from:
+            checkpoints.initialize(model, Path(self.settings.train.init_from))
+
     def resume(self) -> None:
-        """Restore the checkpoint to start from, if any, and the records up to it.
+        """Restore the checkpoint to resume from, if any, and the records up to it.
 
         Raises:
             UsageError: if it is damaged, or of another program.
         """
-        # A node with an older view of the file system must not choose another one.
-        if found := collectives.from_rank_zero(self.directory.checkpoint_to_resume()):
+        if found := self.start_from:
             self.resumed_from = found
             checkpoints.load(Path(found), self.state)
             logger.info("resumed from %s at step %s", found, self.iteration)

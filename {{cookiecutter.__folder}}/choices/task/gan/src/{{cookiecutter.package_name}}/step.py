@@ -102,6 +102,9 @@ class TrainStep:
         file.parent.mkdir(exist_ok=True)
         image.imsave(file, grid.numpy(), cmap="gray", vmin=-1, vmax=1)
 
+    def evaluated(self, scores: list[float]) -> None:
+        """Called with the scores of all evaluations after each of them, and when the run resumes."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs beside the model."""
         state: dict[str, Any] = {"scaler": self.scaler.state_dict()}
