@@ -257,7 +257,6 @@ def benchmark(session: nox.Session) -> None:
     session.run("python", "benchmarks/throughput.py", *session.posargs)
     if not session.posargs:
         session.run("python", "benchmarks/levers.py")
-        session.run("python", "benchmarks/memory.py")
 
 
 @nox.session
@@ -267,19 +266,12 @@ def benchmark_mpi(session: nox.Session) -> None:
     session.run("python", "benchmarks/over_mpi.py", *session.posargs)
 
 
-@nox.session
-def crossover(session: nox.Session) -> None:
-    """Find the batch from which two nodes are faster than one, over links of several speeds. Needs root and iproute2."""
-    with_project_to_measure(session)
-    session.run("python", "benchmarks/crossover.py", *session.posargs)
-
-
 def with_project_to_measure(session: nox.Session, *requirements: str) -> None:
     """Install a project whose task is that of benchmarks/task, as a researcher would replace it."""
     session.install("cookiecutter")
     folder = Path(session.create_tmp())
     bake = ("cookiecutter", "--no-input", "--overwrite-if-exists", "--output-dir", str(folder), str(ROOT))
-    session.run(*bake, "task=minimal")
+    session.run(*bake, "task=minimal", "use_strategies=yes")
     project = folder / "my-ddl-project"
     shutil.copytree(ROOT / "benchmarks" / "task", project / "src/my_ddl_project/task", dirs_exist_ok=True)
     needed = ("scikit-learn", "pillow", *requirements)

@@ -35,7 +35,6 @@ def settings_of(device: str) -> dict[str, object]:
         "train.compile": "true",
         "train.evaluate_every": "1000 steps",
         "train.log_every": 20,
-        "train.matmul_precision": "high",
     }
 
 
@@ -97,10 +96,6 @@ def main() -> None:
             )
             said = output_of(by_hand, environment)
             found["loop by hand"].append(float(re.findall(r"samples/s ([\d.]+)", said)[-1]))
-        output_of([*package, "--train.run_dir", "runs/profile", "--train.profile", "basic"], environment)
-        profile = json.loads(Path("runs/profile/profile/profile.json").read_text())
-    gflop_per_sample = profile["gflop_per_step"] / 16
-    speed = statistics.median(found["rendered project"])
     ratios = [ours / theirs for ours, theirs in zip(*found.values(), strict=True)]
     name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} CPU cores"
     result = {
@@ -114,8 +109,6 @@ def main() -> None:
         "settings": settings_of(device),
         "samples_per_second": found,
         "ratio": statistics.median(ratios),
-        "milliseconds_of_a_profiled_step": profile["milliseconds"],
-        "share_of_large_products": speed * gflop_per_sample / profile["gflop_per_s_of_large_products"],
     }
     print(json.dumps(result, indent=1))
     (RESULTS / f"gpt-{device}.json").write_text(json.dumps(result, indent=1) + "\n")

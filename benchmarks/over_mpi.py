@@ -16,9 +16,8 @@ from typing import Any
 
 from cookiecutter.main import cookiecutter  # type: ignore[import-untyped]
 from laps import Program, in_turns
-from my_ddl_project.config import to_options
-from page import fill
-from throughput import CASES, LAPS, PROCESSES, STARTS, STEPS, Case, settings_of
+from page import fill, to_options
+from throughput import CASES, LAPS, PROCESSES, STARTS, STEP, Case, settings_of
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent / "tests"))
@@ -40,7 +39,6 @@ def install(folder: Path) -> Installed:
     project = Installer(bake, folder / "environments")(TARGET, folder, task="image-classification")
     task = project.path / "src" / project.package / "task"
     shutil.copytree(FOLDER / "task", task, dirs_exist_ok=True)
-    (task / "predict.py").unlink()
     # It sets what another task has.
     (project.path / "configs" / "default.yaml").write_text("train:\n  epochs: 1\n")
     shutil.copytree(FOLDER / "peers", project.path / "peers", dirs_exist_ok=True)
@@ -49,7 +47,7 @@ def install(folder: Path) -> Installed:
 
 def start(project: Installed, *command: str) -> Program:
     """Start two processes of the project's Python with torch's MPI."""
-    lap = STEPS if "train" in command else r"^lap \d"
+    lap = STEP if "train" in command else r"^lap \d"
     whole = [*project.enter, "env", "OMP_NUM_THREADS=1", "BACKEND=mpi", *MPIRUN, "python3", *command]
     return Program(whole, lap, project.environment, project.path)
 

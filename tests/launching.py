@@ -171,6 +171,12 @@ def wait_for(condition: Callable[[], object], what: str, limit_s: float = 120) -
         time.sleep(0.25)
 
 
+def is_evaluated(run_dir: Path) -> bool:
+    """Return whether a run has recorded an evaluation; the file is empty from the start."""
+    records = run_dir / "metrics.jsonl"
+    return records.exists() and records.stat().st_size > 0
+
+
 def nothing_runs_on_the_nodes() -> bool:
     """Tell whether every process of a training has ended."""
     return not any(cluster.commands(node) for node in cluster.NODES)

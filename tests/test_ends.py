@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import cluster
 import pytest
 from baking import Target
 from installing import Installed, Installer
-from launching import processes_with, wait_for
+from launching import is_evaluated, processes_with, wait_for
 
 pytestmark = [pytest.mark.executed, pytest.mark.thorough]
 
@@ -276,7 +277,7 @@ def test_a_signal_ends_the_processes_that_torch_xla_has_started(install: Install
             start_new_session=True,
         )
         with killed_at_last(process, run):
-            wait_for((run / "metrics.jsonl").exists, "an epoch")
+            wait_for(partial(is_evaluated, run), "an epoch")
             started = [
                 pid for pid, command in children_of(process).items() if "--multiprocessing-fork" in command
             ]

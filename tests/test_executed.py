@@ -18,7 +18,7 @@ import pytest
 from baking import ADDS_NOTHING, FULL, QUESTIONS, REPRESENTATIVE, ROOT, SUPPORT, TARGETS, Target
 from conftest import Bake
 from installing import Installed, Installer
-from launching import BYTES, lines_without_speed, processes_with, train, wait_for
+from launching import BYTES, is_evaluated, lines_without_speed, processes_with, train, wait_for
 
 pytestmark = pytest.mark.executed
 
@@ -491,7 +491,7 @@ def test_more_processes_than_gpus_are_refused_by_doctor_and_train(
     project = install(Target("gpu", backend, "spawn"), tmp_path)
     two = project.run("python3", "-c", ONE_GPU, "train", "--distributed.nproc_per_node", "2", limit_s=60)
     assert two.returncode == 1
-    assert two.stderr.startswith("error: 1 x a GPU"), two.stderr
+    assert two.stderr.startswith("error: 2 processes per node on 1 x a GPU. "), two.stderr
     # As a launcher starts it; each of these is alone, so nobody else reports it.
     for local_rank in ("1", "2"):
         place = {"RANK": local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": "3"}
@@ -600,7 +600,7 @@ def test_a_killed_training_with_loader_workers_ends_as_an_undisturbed_one_withou
         stderr=subprocess.DEVNULL,
     ):
         try:
-            wait_for((run / "metrics.jsonl").exists, "the first evaluation")
+            wait_for(lambda: is_evaluated(run), "the first evaluation")
         finally:
             # Not those of the same test beside this one.
             for pid in processes_with(str(run)):

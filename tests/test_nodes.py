@@ -15,6 +15,7 @@ from launching import (
     SYNTHETIC,
     OnNode,
     Pods,
+    is_evaluated,
     nothing_runs_on_the_nodes,
     wait_for,
     waiting_for_data,
@@ -144,7 +145,7 @@ def test_one_command_starts_both_nodes_by_ssh(
 
     long = ["scripts/train.sh", "--train.run_dir", "runs/killed", *LONG]
     other = OnNode(project, "node1", long, tmp_path / "long", variables)
-    wait_for((project.path / "runs/killed/metrics.jsonl").exists, "the first epoch")
+    wait_for(lambda: is_evaluated(project.path / "runs/killed"), "the first epoch")
     other.process.kill()
     wait_for(nothing_runs_on_the_nodes, "every process to end", 40)
 

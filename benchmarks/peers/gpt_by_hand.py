@@ -28,7 +28,6 @@ def main() -> None:
     options: Any = vars(given)
     device, batch_size = options["device"], options["batch_size"]
     settings = TaskConfig(**{item.name: options[item.name] for item in fields(TaskConfig)})
-    torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
     data = load(settings)
     tokens = np.memmap(Path(data.train.file), np.uint8, "r")
