@@ -25,17 +25,6 @@ CI = bool(os.environ.get("CI"))
 # What needs more than PyPI's wheels.
 MORE = "horovod or mpi or xla or cluster or versions or docker or trackers"
 
-# Tests of parts that have not followed the new rooms yet: they fail, and CI runs the others meanwhile.
-BEHIND = (
-    "tests/test_answers.py::test_a_replay_and_the_stored_answers_re_create_the_project_byte_for_byte",
-    "tests/test_answers.py::test_the_session_updates_a_project_from_one_version_to_the_next",
-    "tests/test_checks.py",
-    "tests/test_choices.py::test_the_only_statements_elsewhere_are_a_few_includes",
-    "tests/test_chooser.py",
-    "tests/test_chooser_parts.py",
-    "tests/test_rendered.py",
-)
-
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["lint", "tests", "variants"]
 if CI:
@@ -63,8 +52,7 @@ def tests(session: nox.Session) -> None:
     session.install("-r", "tests/requirements.txt")
     marked = "not (executed or browser or site or launches or chaos or gpu)"
     marked += " and not wide" if CI else ""
-    behind = [option for test in BEHIND for option in ("--deselect", test)] if CI else []
-    session.run("pytest", "-n", "2", "-m", marked, *behind, *session.posargs)
+    session.run("pytest", "-n", "2", "-m", marked, *session.posargs)
 
 
 @nox.session

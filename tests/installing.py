@@ -123,8 +123,15 @@ class Installer:
             )
         asked = tomli.loads(baked.read("pyproject.toml"))["project"]
         packages = [*asked["dependencies"]]
-        for extra in extras.split(","):
-            packages += asked["optional-dependencies"][extra]
+        wanted = extras.split(",")
+        for extra in wanted:
+            for package in asked["optional-dependencies"][extra]:
+                name, _, more = package.partition("[")
+                # An extra may name another one of the project.
+                if name == asked["name"]:
+                    wanted += more.removesuffix("]").split(",")
+                else:
+                    packages.append(package)
         if target.backend == "mpi":
             return self._beside_a_torch_with_mpi(target, baked, packages)
         packages += [mpi] if target.launcher == "mpirun" else []

@@ -343,7 +343,7 @@ def test_a_project_is_compared_with_the_choice_before_it_or_with_the_default_one
         "pyproject.toml",
         "scripts/train.sbatch",
     }
-    assert "2 removed" in chooser.one("#summary").text
+    assert "3 removed" in chooser.one("#summary").text
 
 
 def test_every_file_is_shown_as_it_is(chooser: Chooser, bake: Bake) -> None:

@@ -15,7 +15,7 @@ import cluster
 import equality
 import matrix
 import pytest
-from baking import ADDS_NOTHING, QUESTIONS, REPRESENTATIVE, ROOT, SUPPORT, TARGETS, Target
+from baking import ADDS_NOTHING, FULL, QUESTIONS, REPRESENTATIVE, ROOT, SUPPORT, TARGETS, Target
 from conftest import Bake
 from installing import Installed, Installer
 from launching import BYTES, is_evaluated, lines_without_speed, processes_with, train, wait_for
@@ -715,11 +715,11 @@ def test_a_backend_that_is_missing_is_named_with_the_way_to_get_it(
 
 @pytest.mark.thorough
 def test_every_target_and_task_is_typed(bake: Bake, install: Installer, tmp_path: Path) -> None:
-    project = install(Target("cpu", "gloo", "torchrun"), tmp_path)
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, use_studies=True)
     typed: set[tuple[str, str]] = set()
     projects = 0
     for target, task in zip(TARGETS, itertools.cycle(QUESTIONS["task"]), strict=False):
-        other = bake(**target._asdict(), task=task, tracker="tensorboard", use_notebook=True)
+        other = bake(**target._asdict(), **FULL, task=task)
         sources = {(name, other.read(name)) for name in other.files() if name.endswith(".py")}
         # Put together otherwise, they have the same names: test_rendered.py compares them.
         if sources <= typed:

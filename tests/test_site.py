@@ -25,21 +25,23 @@ OPTIONS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run
     --disable-component-update --disable-sync --window-size=1280,900"""
 # What readers search for, and the pages that help them; the first page that is found must be one of these.
 WANTED = {
-    "gradient accumulation": "project/speed/ settings/",
+    "gradient accumulation": "project/how-do-i/ settings/",
     "BatchNorm": "correctness/",
-    "resume": "correctness/",
-    "profile": "project/speed/",
+    "resume": "project/how-do-i/ correctness/",
+    "profile": "project/how-do-i/",
     "wandb": "trackers/",
     "multi-node": "project/many-nodes/",
-    "OOM": "project/speed/",
-    "out of memory": "project/speed/",
-    "mixed precision": "project/speed/ settings/",
-    "seed": "correctness/ project/sweeps/",
-    "checkpoint": "correctness/",
+    "OOM": "project/how-do-i/",
+    "out of memory": "project/how-do-i/",
+    "mixed precision": "project/how-do-i/ settings/",
+    "seed": "correctness/ project/studies/",
+    "checkpoint": "project/how-do-i/ correctness/",
     "Slurm requeue": "launchers/slurm/",
-    "early stopping": "settings/ project/your-own-task/",
+    "early stopping": "settings/ project/how-do-i/ project/your-own-task/",
     "custom dataset": "project/your-own-task/",
     "CUDA_VISIBLE_DEVICES": "backends/nccl/",
+    "FSDP": "project/strategies/",
+    "sweep": "project/studies/ project/how-do-i/",
 }
 
 
