@@ -66,7 +66,7 @@ FILES: dict[Condition, str] = {
         src/PKG/runtime/data/worker_server.py
         src/PKG/runtime/state/__init__.py src/PKG/runtime/state/checkpoints.py src/PKG/runtime/state/records.py
         src/PKG/runtime/state/reopen.py src/PKG/runtime/state/run.py
-        src/PKG/runtime/process/__init__.py src/PKG/runtime/process/collectives.py
+        src/PKG/runtime/process/__init__.py src/PKG/runtime/process/collectives.py src/PKG/runtime/process/supervise.py
         src/PKG/runtime/process/start.py src/PKG/runtime/process/backend.py src/PKG/runtime/process/exchange.py
         src/PKG/runtime/process/hardware.py src/PKG/runtime/process/launcher.py src/PKG/runtime/process/local.py
         src/PKG/runtime/report/__init__.py src/PKG/runtime/report/doctor.py src/PKG/runtime/report/log.py
