@@ -93,10 +93,10 @@ def run(load: Callable[[], Callable[..., int]], config: Any, options: dict[str, 
     if ranks():
         return worker()
     refuse_other_launchers()
-    is_spawn = launcher.NAME == "spawn"
-    nproc = config.distributed.nproc_per_node or (hardware.default_nproc_per_node() if is_spawn else 1)
+    starts_itself = launcher.NAME == "spawn"
+    nproc = config.distributed.nproc_per_node or (hardware.default_nproc_per_node() if starts_itself else 1)
     require(setting_checks(config, [nproc or 1]))
-    if nproc == 1 or is_spawn:
+    if nproc == 1 or starts_itself:
         require(checks(config))
     return worker() if nproc == 1 else local.start(worker, nproc, arguments)
 
