@@ -105,11 +105,9 @@ def imported(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     # Looking for garbage among all that torch creates takes a fifth of the time of its import.
     gc.disable()
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), function)
-    finally:
-        gc.freeze()
-        gc.enable()
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), function)
+    gc.freeze()
+    gc.enable()
     return found
 
 

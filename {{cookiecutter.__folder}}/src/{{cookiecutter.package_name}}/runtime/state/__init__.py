@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -163,19 +162,6 @@ def saved_checkpoints(folder: Path, kind: str) -> list[Path]:
     """Return the checkpoints of a kind, ``last`` or ``best``, oldest first."""
     files = [file for file in folder.glob(f"{kind}_*") if re.fullmatch(r"[a-z]+_\d+(\.pt)?", file.name)]
     return sorted(files, key=step_of)
-
-
-def damage(path: Path) -> str:
-    """Return what is wrong with a checkpoint, or an empty text; the whole file is read."""
-    if path.is_dir():
-        return "" if is_checkpoint(path) else "it has no .metadata"
-    try:
-        # torch.save writes a checksum of each part, which torch.load does not verify.
-        with zipfile.ZipFile(path) as archive:
-            part = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
-        return str(error)
-    return f"its part {part} is corrupt" if part else ""
 
 
 def run_directory_of(checkpoint: str) -> Path:

@@ -57,19 +57,11 @@ class Evaluations:
         self.score, self.higher_is_better = score, higher_is_better
         self.all: list[Record] = []
 
-    def read(self, file: Path, last_step: int) -> None:
-        """Read the records up to a step."""
-        self.all = read_records(file, last_step, self.score)
-
     def add(self, record: Record) -> None:
         """Add a record; warn if an entry is NaN or inf."""
         if broken := [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]:
             logger.warning("%s: NaN or inf; check the validation data", ", ".join(broken))
         self.all.append(record)
-
-    def last_step(self) -> int | None:
-        """Return the step of the last record."""
-        return self.all[-1]["iteration"] if self.all else None
 
     def rank(self, record: Record) -> float:
         """Return the score as a number that is larger for better weights; -inf for NaN."""
