@@ -24,7 +24,7 @@ from ..process import STOP_SIGNALS, at_exit, ignore_stop_signals
 from ..report import SampleError, UsageError
 from . import EvaluationBatches, Share, TrainBatches, sample_seeds, seed_cpu, stream, used_rng
 
-# How long workers may finish what they do when the run has ended.
+# Seconds that workers get to finish when the run has ended.
 END_S = 1.0
 
 
@@ -164,7 +164,7 @@ def end_with_run(worker: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill workers that were not closed: at exit, Python would wait for them for ever, as they ignore its signal."""
+    """Kill workers that were not closed: at exit, Python would wait for them forever, as they ignore SIGTERM."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong: one line that names the fix."""
+"""Errors as one line that names the fix, and the logger of the project."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Totals:
     steps: int = 0
     seconds: float = 0.0
     waited: float = 0.0
-    """seconds in which this process waited for data"""
+    """seconds that this process waited for data"""
     timed_steps: int = 0
     """steps of this process, not of a run that it resumed"""
 
@@ -96,7 +96,7 @@ class Meter:
                 self._sums[name] = value.detach().to(dtype, copy=True)
 
     def read(self) -> None:
-        """Move the sums of the steps since the last reading to the totals. Every rank must call it."""
+        """Add the sums since the last reading to the totals. Every rank must call it."""
         values: dict[str, float] = {}
         if self._sums:
             sums: Any = idist.all_reduce(torch.stack([*self._sums.values()]))
@@ -113,7 +113,7 @@ class Meter:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leave what happened since the last reading, such as an evaluation, out of the speed."""
+        """Exclude the time since the last reading, such as an evaluation, from the speed."""
         self._clock.reset()
         self._waiting.reset()
         self._waiting.pause()

@@ -1,4 +1,4 @@
-"""What a run reports: the log's first lines, checks of the data, and at its end summary.json and curves.png."""
+"""Reports of a run: the first lines of the log, a comparison of the data, summary.json and curves.png."""
 
 from __future__ import annotations
 
@@ -66,25 +66,25 @@ def compare_data(task: Task, config: Any) -> None:
     datasets = {"training": task.train, **{f"validation {name}".strip(): one for name, one in task.val.items()}}
     sizes = {name: len(dataset) for name, dataset in datasets.items()}
     fix = "make load in task/data.py return the same data on every rank"
-    found: list[Any] = []
+    fingerprints: list[Any] = []
     # Workers may need to open the data first.
     for name, dataset in datasets.items() if not config.data.num_workers else ():
         reader = Reader(dataset, config.train.seed, task.collate)
         first, again = fingerprint(reader, len(dataset)), fingerprint(reader, len(dataset))
-        found.append(first)
+        fingerprints.append(first)
         if first != again:
-            text = "a sample of the %s data changes when it is read again: its random numbers come from a generator of its own"
+            text = "a sample of the %s data changed when it was read again: use the global generators of torch, NumPy or Python"
             logger.warning(text, name)
-    everyones = exchange.all_gather_object((sizes, found))
-    for rank, (others, their_samples) in enumerate(everyones):
-        if others != everyones[0][0]:
-            raise UsageError(f"rank {rank} has {others} samples, rank 0 {everyones[0][0]}: {fix}.", 1)
-        if their_samples != everyones[0][1]:
-            logger.warning("rank %s has other samples than rank 0: %s", rank, fix)
+    gathered = exchange.all_gather_object((sizes, fingerprints))
+    for rank, (rank_sizes, rank_fingerprints) in enumerate(gathered):
+        if rank_sizes != gathered[0][0]:
+            raise UsageError(f"rank {rank} has {rank_sizes} samples, rank 0 {gathered[0][0]}: {fix}.", 1)
+        if rank_fingerprints != gathered[0][1]:
+            logger.warning("samples of rank %s differ from those of rank 0: %s", rank, fix)
 
 
 def fingerprint(reader: Reader, size: int) -> list[float]:
-    """Return numbers that identify the first and last sample of a dataset; none if they cannot be read."""
+    """Return numbers that identify the first and the last sample of a dataset; an empty list if reading fails."""
     try:
         leaves = [
             leaf for index in (0, size - 1) for leaf in pytree.tree_leaves(reader.__getitems__(Share(0, [index])))

@@ -1,4 +1,4 @@
-"""The state of a run on disk. This file: atomic writes, JSON, settings, the lock of a folder, names of checkpoints."""
+"""The state of a run on disk. This file: atomic writes, JSON, settings, file locks, checkpoint names."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def saved_checkpoints(folder: Path, kind: str) -> list[Path]:
-    """Return the checkpoints of a kind, ``last`` or ``best``, oldest first."""
+    """Return the checkpoints of a kind, ``last``, ``best`` or ``*``, oldest first."""
     files = [file for file in folder.glob(f"{kind}_*") if re.fullmatch(r"[a-z]+_\d+(\.pt)?", file.name)]
     return sorted(files, key=step_of)
 
@@ -178,7 +178,7 @@ def best_checkpoint(path: str) -> Path:
     """
     if is_checkpoint(Path(path)):
         return Path(path)
-    found = saved_checkpoints(Path(path) / "checkpoints", "best")
-    if not found:
+    checkpoints = saved_checkpoints(Path(path) / "checkpoints", "best")
+    if not checkpoints:
         raise UsageError(f"{path} has no checkpoints/best_*. Give --checkpoint a file, or the folder of another run.")
-    return max(found, key=lambda file: file.stat().st_mtime)
+    return max(checkpoints, key=lambda file: file.stat().st_mtime)

@@ -34,7 +34,7 @@ class Format:
     suffix = ".pt"
 
     def damage(self, path: Path) -> str:
-        """Return what is wrong with a checkpoint, or an empty text; all of it is read."""
+        """Return why a checkpoint is damaged, or an empty text; reads the whole file."""
         if path.is_dir():
             return "" if is_checkpoint(path) else "it has no .metadata"
         try:
@@ -65,7 +65,7 @@ def write_file(content: dict[str, Any], path: Path) -> None:
     """Write a checkpoint.
 
     Raises:
-        UsageError: if it cannot be written, or torch would refuse to read it.
+        UsageError: if it cannot be written, or torch.load would reject it.
     """
     if idist.device().type == "xla":
         content = pytree.tree_map_only(Tensor, Tensor.cpu, content)
@@ -74,7 +74,7 @@ def write_file(content: dict[str, Any], path: Path) -> None:
         file.flush()
         if unsafe := ", ".join(sorted(get_unsafe_globals_in_checkpoint(file.name))):
             fix = "Return only tensors, numbers and texts from state_dict."
-            raise UsageError(f"{path} would contain {unsafe}, which torch.load refuses. {fix}", 1)
+            raise UsageError(f"{path} would contain {unsafe}, which torch.load rejects. {fix}", 1)
 
 
 def newest(folder: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""A run: what its checkpoints contain, when they may be saved, and how it ends."""
+"""A run: its checkpoints, the checks before each save, and its exit code."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Run(AbstractContextManager["Run"]):
         return self.evaluations.since_best() >= (self.settings.train.patience or math.inf)
 
     def begin(self) -> None:
-        """Claim the folder for these settings, and remove what is later than this step."""
+        """Write config.yaml, and remove files and records of later steps."""
         self.directory.claim(self.evaluations, self.iteration)
 
     def save(self) -> None:
