@@ -69,8 +69,7 @@ def remove(path: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> UsageError:
     """Return the error for a file that cannot be written."""
-    fix = "Make room or choose another folder; earlier files are intact."
-    return UsageError(f"{path} cannot be written ({error.strerror}). {fix}", 1)
+    return UsageError(f"{path} cannot be written ({error.strerror}). Make room or choose another folder.", 1)
 
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
