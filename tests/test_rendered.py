@@ -58,7 +58,7 @@ FILES: dict[Condition, str] = {
         .ddl-template.json .gitattributes .gitignore .pre-commit-config.yaml AGENTS.md README.md noxfile.py pyproject.toml
         configs/default.yaml configs/smoke.yaml scripts/train.sh docs/how-do-i.md docs/your-own-task.md
         src/PKG/__init__.py src/PKG/__main__.py src/PKG/config.py src/PKG/evaluate.py src/PKG/optim.py
-        src/PKG/step.py src/PKG/train.py src/PKG/packs/__init__.py
+        src/PKG/step.py src/PKG/train.py
         src/PKG/task/__init__.py src/PKG/task/data.py src/PKG/task/model.py src/PKG/task/objective.py
         src/PKG/task/settings.py
         src/PKG/runtime/__init__.py src/PKG/runtime/engine.py src/PKG/runtime/handlers.py src/PKG/runtime/settings.py
@@ -71,7 +71,7 @@ FILES: dict[Condition, str] = {
         src/PKG/runtime/process/hardware.py src/PKG/runtime/process/launcher.py src/PKG/runtime/process/local.py
         src/PKG/runtime/process/supervise.py
         src/PKG/runtime/report/__init__.py src/PKG/runtime/report/doctor.py src/PKG/runtime/report/log.py
-        src/PKG/runtime/report/startup.py src/PKG/runtime/report/summary.py src/PKG/runtime/report/tracking.py
+        src/PKG/runtime/report/summary.py src/PKG/runtime/report/tracking.py
         tests/conftest.py tests/each_step.py tests/in_float64.py tests/interrupted.py tests/own_steps.py
         tests/test_settings.py tests/test_step.py tests/test_task.py tests/test_training.py
         """,

@@ -10,16 +10,16 @@ from pathlib import Path
 
 # Of every target without packs.
 BUDGETS = {
-    "source lines": 4_430,
+    "source lines": 4_370,
     "modules": 41,
     "yours": 1_300,
-    "runtime": 3_560,
+    "runtime": 3_490,
     "test lines": 1_500,
     "words of README, AGENTS and docs": 5_000,
     "longest function": 60,
-    "longest class": 225,
+    "longest class": 150,
     "longest module": 300,
-    "imports below train.py": 13,
+    "imports below train.py": 10,
     "settings": 30,
     "names of the face": 20,
 }
@@ -88,10 +88,28 @@ def imports_of(file: Path, package: Path) -> set[Path]:
     return {file for file in found if file.is_relative_to(package)}
 
 
+def followed_from(file: Path, package: Path) -> set[Path]:
+    """Return the modules that a module imports; for a name of the face, which is lazy, the module behind it."""
+    others, face = imports_of(file, package) - {file}, package / "runtime/__init__.py"
+    if face not in others:
+        return others
+    behind = {}
+    for module, name in re.findall(r"from \.([\w.]+) import (\w+) as", face.read_text(encoding="utf-8")):
+        base = face.parent.joinpath(*module.split("."))
+        behind[name] = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    names = {
+        alias.name
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level and node.module == "runtime"
+        for alias in node.names
+    }
+    return (others - {face}) | {behind[name] for name in names & behind.keys()}
+
+
 @cache
 def depth(file: Path, package: Path) -> int:
     """Return the length of the longest chain of imports below a module."""
-    return max((1 + depth(other, package) for other in imports_of(file, package) - {file}), default=0)
+    return max((1 + depth(other, package) for other in followed_from(file, package)), default=0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .process.collectives import no_sync as no_sync
     from .report import UsageError as UsageError
     from .report.doctor import print_shards as print_shards
-    from .report.startup import log_startup as log_startup
+    from .report.summary import log_startup as log_startup
     from .settings import Command as Command
     from .settings import run_command as run_command
     from .state.run import Run as Run
@@ -36,7 +36,7 @@ _MODULES = {
     "report": ("UsageError",),
     "report.doctor": ("print_shards",),
     "handlers": ("attach_log", "attach_stop"),
-    "report.startup": ("log_startup",),
+    "report.summary": ("log_startup",),
     "settings": ("Command", "run_command"),
     "state.run": ("Run",),
     "task": ("Task", "create_loaders", "create_task"),

@@ -99,20 +99,18 @@ def _run(commands: Mapping[str, Command], config_type: type, name: str = "", *gi
 def imported(name: str) -> Callable[..., Any]:
     """Return a function of the package by ``module:function``."""
     module, _, function = name.partition(":")
-    # Looking for garbage among all that torch creates takes a fifth of the time of its import.
+    # Garbage collection takes a fifth of the time that the import of torch takes.
     gc.disable()
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), function)
-    finally:
-        gc.freeze()
-        gc.enable()
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{PACKAGE}.{module}"), function)
+    gc.freeze()
+    gc.enable()
     return found
 
 
 def require_own_source() -> None:
-    """Raise UsageError in the folder of another copy of this project: its settings would meet this source.
+    """Raise UsageError in the folder of another copy of this project: its settings would apply to this source.
 
-    Python imports the copy that was installed last, whatever the current folder.
+    Python imports the copy that was installed last, whatever the current folder is.
     """
     here = Path("src", PACKAGE)
     if here.is_dir() and here.resolve() != SOURCE.resolve():
@@ -161,7 +159,7 @@ def parse(
 
 
 def with_files(command: Command, arguments: list[str]) -> list[str]:
-    """Return the arguments after the files and settings that they take precedence over."""
+    """Return the arguments, preceded by the files and settings that they override."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     finder.add_argument("--config", action="append", default=[])
     finder.add_argument("--checkpoint")

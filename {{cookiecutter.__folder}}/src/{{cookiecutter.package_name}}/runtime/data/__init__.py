@@ -1,4 +1,4 @@
-"""Which rank gets which samples, and which random numbers.
+"""Sharding of samples over ranks, and seeds of random numbers.
 
 Both are pure functions of (seed, epoch, step, rank): nothing has to be saved, and a resumed run continues exactly.
 """
@@ -80,7 +80,7 @@ class TrainBatches:
 
 
 class EvaluationBatches:
-    """Batches of fixed content, dealt to the ranks in turn; no sample is repeated.
+    """Batches of fixed content, assigned to the ranks in turn; no sample is repeated.
 
     Each batch is whole on one rank, so the model's outputs do not depend on the world size. Every rank runs the same
     number of steps, because a model or a loss may communicate: ranks that have run out repeat a batch, which does not count.

@@ -24,7 +24,7 @@ from ..process import STOP_SIGNALS, at_exit, ignore_stop_signals
 from ..report import SampleError, UsageError
 from . import EvaluationBatches, Share, TrainBatches, sample_seeds, seed_cpu, stream, used_rng
 
-# How long workers may finish what they do when the run has ended.
+# Seconds that workers get to finish when the run has ended.
 END_S = 1.0
 
 
@@ -86,24 +86,22 @@ class Reader:
         self.fetch_many = getattr(dataset, "__getitems__", None)
         self.takes_seeds = self.fetch_many is not None and len(inspect.signature(self.fetch_many).parameters) > 1
         self.uses_rng = False
-        self.epoch = -1
 
     def __getitems__(self, share: Share) -> Any:
         try:
-            samples = self.read(share)
-            if isinstance(samples, list):
-                samples = self.join(samples, share)
-            require_all_samples(samples, len(share.indices), self.name)
-            return samples
+            batch = self.read(share)
+            if isinstance(batch, list):
+                if self.collate is not default_collate:
+                    seed_cpu(stream(self.seed, share.epoch, share.indices[0]))
+                batch = self.collate(batch)
+            require_all_samples(batch, len(share.indices), self.name)
+            return batch
         except UsageError as error:
             raise SampleError(str(error)) from None
 
     def read(self, share: Share) -> Any:
         """Return a list of samples, or a batch."""
         epoch, indices = share
-        if epoch not in (-1, self.epoch) and hasattr(self.dataset, "set_epoch"):
-            self.epoch = epoch
-            self.dataset.set_epoch(epoch)
         seeds = sample_seeds(self.seed, epoch, indices)
         for subset in self.subsets:
             indices = [subset[index] for index in indices]
@@ -123,34 +121,9 @@ class Reader:
             self.uses_rng = True
         return self.fetch_one_by_one(indices, seeds)
 
-    def join(self, samples: list[Any], share: Share) -> Any:
-        """Return a batch of the samples."""
-        if any(sample is None for sample in samples):
-            raise UsageError(f"{self.name} returned None for a sample. Leave such samples out in load of task/data.py.")
-        if self.collate is not default_collate:
-            seed_cpu(stream(self.seed, share.epoch, share.indices[0]))
-        try:
-            return self.collate(samples)
-        except (RuntimeError, TypeError) as error:
-            if self.collate is not default_collate or "shared memory" in str(error):
-                raise
-            reason = str(error).splitlines()[0]
-            raise UsageError(f"samples do not form a batch ({reason}). Define collate in task/data.py.") from None
-
     def fetch(self, indices: list[int], *seeds: Tensor) -> Any:
-        """Return a list of samples, or a batch; an error names the index."""
-        if self.fetch_many:
-            return self.fetch_many(indices, *seeds)
-        samples = []
-        for index in indices:
-            try:
-                samples.append(self.dataset[index])
-            except Exception as error:
-                # Python 3.10 has no notes.
-                if hasattr(error, "add_note"):
-                    error.add_note(f"in {self.name}[{index}]")
-                raise
-        return samples
+        """Return a list of samples, or a batch."""
+        return self.fetch_many(indices, *seeds) if self.fetch_many else [self.dataset[index] for index in indices]
 
     def fetch_one_by_one(self, indices: list[int], seeds: npt.NDArray[np.int64]) -> list[Any]:
         """Return a list of samples, each read with random numbers of its own."""
@@ -191,7 +164,7 @@ def end_with_run(worker: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill workers that were not closed: at exit, Python would wait for them for ever, as they ignore its signal."""
+    """Kill workers that were not closed: at exit, Python would wait for them forever, as they ignore SIGTERM."""
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

@@ -1,4 +1,4 @@
-"""What a user reads when something is wrong: one line that names the fix."""
+"""Errors as one line that names the fix, and the logger of the project."""
 
 from __future__ import annotations
 
@@ -83,13 +83,9 @@ def explain(error: BaseException) -> str:
     text = str(error)
     no_memory = re.search("DefaultCPUAllocator: can't allocate|RESOURCE_EXHAUSTED|unable to mmap", text)
     if no_memory or type(error).__name__ in ("OutOfMemoryError", "MemoryError"):
-        asked = re.search(r"ried to allocate ([\d.]+ \w+)", text)
-        size = f" (asked for {asked[1]} more)" if asked else ""
-        return f"out of memory{size}. Raise optim.accumulation_steps or use more processes; start again to resume."
-    if re.search("Bus error|No space left on device|shared memory", text) and "DataLoader worker" in text:
+        return "out of memory. Raise optim.accumulation_steps or use more processes; start again to resume."
+    if "DataLoader worker" in text and re.search("Bus error|No space left on device|shared memory", text):
         return "a DataLoader worker ran out of shared memory. Enlarge /dev/shm (--shm-size in a container) or use fewer workers."
     if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):
         return f"DataLoader worker {died[1]} died. Read its message above; if memory was short, lower data.num_workers."
-    if re.search("DataLoader timed out", text):
-        return "no batch arrived within distributed.timeout_s. If a worker printed an error above, return tensors from collate."
     return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import ignite.distributed as idist
 import torch
 from ignite.engine import Engine, Events
+from ignite.handlers import Timer
 from torch import Tensor
 
 from . import logger
@@ -49,7 +49,7 @@ class Totals:
     steps: int = 0
     seconds: float = 0.0
     waited: float = 0.0
-    """seconds in which this process waited for data"""
+    """seconds that this process waited for data"""
     timed_steps: int = 0
     """steps of this process, not of a run that it resumed"""
 
@@ -75,18 +75,12 @@ class Meter:
         self.batch_size = batch_size
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
-        self._waited = self._asked = self._mark = 0.0
+        self._clock, self._waiting = Timer(), Timer()
         self.evaluation, self.lap = Totals(), Totals()
         trainer.add_event_handler(Events.STARTED, self.restart_clock)
-        trainer.add_event_handler(Events.GET_BATCH_STARTED, self._ask)
-        trainer.add_event_handler(Events.GET_BATCH_COMPLETED, self._receive)
+        trainer.add_event_handler(Events.GET_BATCH_STARTED, self._waiting.resume)
+        trainer.add_event_handler(Events.GET_BATCH_COMPLETED, self._waiting.pause)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, self._add)
-
-    def _ask(self, engine: Engine) -> None:
-        self._asked = time.perf_counter()
-
-    def _receive(self, engine: Engine) -> None:
-        self._waited += time.perf_counter() - self._asked
 
     def _add(self, engine: Engine) -> None:
         output: Any = engine.state.output
@@ -102,26 +96,27 @@ class Meter:
                 self._sums[name] = value.detach().to(dtype, copy=True)
 
     def read(self) -> None:
-        """Move the sums of the steps since the last reading to the totals. Every rank must call it."""
+        """Add the sums since the last reading to the totals. Every rank must call it."""
         values: dict[str, float] = {}
         if self._sums:
             sums: Any = idist.all_reduce(torch.stack([*self._sums.values()]))
             values = dict(zip(self._sums, (sums / idist.get_world_size()).tolist(), strict=True))
-        seconds = time.perf_counter() - self._mark
         for totals in (self.evaluation, self.lap):
             for name, value in values.items():
                 totals.values[name] = totals.values.get(name, 0.0) + value
             totals.steps += self._steps
             totals.timed_steps += self._steps
-            totals.seconds += seconds
-            totals.waited += self._waited
+            totals.seconds += self._clock.value()
+            totals.waited += self._waiting.value()
         self._sums.clear()
         self._steps = 0
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leave what happened since the last reading, such as an evaluation, out of the speed."""
-        self._mark, self._waited = time.perf_counter(), 0.0
+        """Exclude the time since the last reading, such as an evaluation, from the speed."""
+        self._clock.reset()
+        self._waiting.reset()
+        self._waiting.pause()
 
     def take_lap(self) -> Totals:
         """Return the totals since the last lap. Every rank must call it."""

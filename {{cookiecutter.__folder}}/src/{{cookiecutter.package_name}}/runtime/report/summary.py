@@ -1,4 +1,4 @@
-"""What a finished run leaves: summary.json and curves.png."""
+"""Reports of a run: the first lines of the log, a comparison of the data, summary.json and curves.png."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import math
 import platform
 import subprocess
+import zlib
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,84 @@ from typing import Any
 import ignite
 import ignite.distributed as idist
 import torch
+from ignite.engine import Engine, Events
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from .. import state
-from ..process import backend, hardware, launcher
+from ..data import Share, seed_step, used_rng
+from ..data.loader import Reader
+from ..process import backend, exchange, hardware, launcher
 from ..state.records import Evaluations, Record
 from ..task import Task
-from . import logger
+from . import UsageError, logger
 
 SOURCE = Path(__file__).parents[2]
+
+
+def log_startup(
+    trainer: Engine, task: Task, model: nn.Module, config: Any, steps_per_epoch: int, last_step: int
+) -> None:
+    """Log processes, data, model and length of the run, and compare the ranks' data.
+
+    Raises:
+        UsageError: if the ranks have different data.
+    """
+    world_size, batch_size = idist.get_world_size(), config.data.batch_size
+    trainable = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    validation = ", ".join(f"{len(dataset)} {name}".strip() for name, dataset in task.val.items())
+    share, threads = batch_size // world_size, torch.get_num_threads()
+    backend = idist.backend() or "none"
+    logger.info("processes: %s on %s, backend %s, %s threads each", world_size, device_name(), backend, threads)
+    logger.info("data: %s, %s training and %s validation samples", task.title, len(task.train), validation)
+    logger.info("model: %s, %s trainable parameters", type(model).__name__, f"{trainable:,}")
+    text = "training: %s steps of %s samples, %s on each process, %s steps per epoch; writes to %s"
+    logger.info(text, last_step, batch_size, share, steps_per_epoch, config.train.run_dir)
+    if any(isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        samples = share // config.optim.accumulation_steps
+        logger.info("BatchNorm sees %s samples at a time: results depend on the number of processes", samples)
+    compare_data(task, config)
+
+    @trainer.on(Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1))
+    def note_rng_use() -> None:
+        reseed = partial(seed_step, config.train.seed, idist.get_rank(), trainer.state.iteration)
+        if hardware.SHOWS_RNG_USE and used_rng(reseed, idist.device()):
+            logger.info("a step uses random numbers, such as dropout: results depend on the number of processes")
+
+
+def compare_data(task: Task, config: Any) -> None:
+    """Raise UsageError if the ranks' data differ in size; warn if samples differ, or change when they are read again."""
+    datasets = {"training": task.train, **{f"validation {name}".strip(): one for name, one in task.val.items()}}
+    sizes = {name: len(dataset) for name, dataset in datasets.items()}
+    fix = "make load in task/data.py return the same data on every rank"
+    fingerprints: list[Any] = []
+    # Workers may need to open the data first.
+    for name, dataset in datasets.items() if not config.data.num_workers else ():
+        reader = Reader(dataset, config.train.seed, task.collate)
+        first, again = fingerprint(reader, len(dataset)), fingerprint(reader, len(dataset))
+        fingerprints.append(first)
+        if first != again:
+            text = "a sample of the %s data changed when it was read again: use the global generators of torch, NumPy or Python"
+            logger.warning(text, name)
+    gathered = exchange.all_gather_object((sizes, fingerprints))
+    for rank, (rank_sizes, rank_fingerprints) in enumerate(gathered):
+        if rank_sizes != gathered[0][0]:
+            raise UsageError(f"rank {rank} has {rank_sizes} samples, rank 0 {gathered[0][0]}: {fix}.", 1)
+        if rank_fingerprints != gathered[0][1]:
+            logger.warning("samples of rank %s differ from those of rank 0: %s", rank, fix)
+
+
+def fingerprint(reader: Reader, size: int) -> list[float]:
+    """Return numbers that identify the first and the last sample of a dataset; an empty list if reading fails."""
+    try:
+        leaves = [
+            leaf for index in (0, size - 1) for leaf in pytree.tree_leaves(reader.__getitems__(Share(0, [index])))
+        ]
+    except Exception:  # noqa: BLE001 - the run raises it when it reads the sample
+        return []
+    sums = [float(leaf.double().nan_to_num().sum()) for leaf in leaves if isinstance(leaf, Tensor)]
+    return sums + [float(zlib.crc32(leaf.encode())) for leaf in leaves if isinstance(leaf, str)]
 
 
 def write_summary(

@@ -1,4 +1,4 @@
-"""The state of a run on disk. This file: atomic writes, JSON, settings, the lock of a folder, names of checkpoints."""
+"""The state of a run on disk. This file: atomic writes, JSON, settings, file locks, checkpoint names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import platform
 import re
 import shutil
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -70,8 +69,7 @@ def remove(path: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> UsageError:
     """Return the error for a file that cannot be written."""
-    fix = "Make room or choose another folder; earlier files are intact."
-    return UsageError(f"{path} cannot be written ({error.strerror}). {fix}", 1)
+    return UsageError(f"{path} cannot be written ({error.strerror}). Make room or choose another folder.", 1)
 
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
@@ -160,22 +158,9 @@ def step_of(checkpoint: Path) -> int:
 
 
 def saved_checkpoints(folder: Path, kind: str) -> list[Path]:
-    """Return the checkpoints of a kind, ``last`` or ``best``, oldest first."""
+    """Return the checkpoints of a kind, ``last``, ``best`` or ``*``, oldest first."""
     files = [file for file in folder.glob(f"{kind}_*") if re.fullmatch(r"[a-z]+_\d+(\.pt)?", file.name)]
     return sorted(files, key=step_of)
-
-
-def damage(path: Path) -> str:
-    """Return what is wrong with a checkpoint, or an empty text; the whole file is read."""
-    if path.is_dir():
-        return "" if is_checkpoint(path) else "it has no .metadata"
-    try:
-        # torch.save writes a checksum of each part, which torch.load does not verify.
-        with zipfile.ZipFile(path) as archive:
-            part = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
-        return str(error)
-    return f"its part {part} is corrupt" if part else ""
 
 
 def run_directory_of(checkpoint: str) -> Path:
@@ -192,7 +177,7 @@ def best_checkpoint(path: str) -> Path:
     """
     if is_checkpoint(Path(path)):
         return Path(path)
-    found = saved_checkpoints(Path(path) / "checkpoints", "best")
-    if not found:
+    checkpoints = saved_checkpoints(Path(path) / "checkpoints", "best")
+    if not checkpoints:
         raise UsageError(f"{path} has no checkpoints/best_*. Give --checkpoint a file, or the folder of another run.")
-    return max(found, key=lambda file: file.stat().st_mtime)
+    return max(checkpoints, key=lambda file: file.stat().st_mtime)

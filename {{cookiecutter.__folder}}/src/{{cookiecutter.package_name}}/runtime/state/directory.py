@@ -1,4 +1,4 @@
-"""The run directory: opened and locked, claimed by the settings of a run, and written by rank 0."""
+"""The run directory: opening, locking and writing it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .records import Evaluations, Record, append, read_records, to_lines
 
 
 class RunDirectory:
-    """The folder that ``train.run_dir`` names. It starts the log. Rank 0 locks and writes it; every rank calls it.
+    """The folder ``train.run_dir``, which rank 0 locks and writes. Opening it starts the log. Every rank calls its methods.
 
     It holds config.yaml, metrics.jsonl, steps.jsonl, summary.json, curves.png, log.txt and checkpoints/.
 
@@ -60,7 +60,7 @@ class RunDirectory:
             logger.warning("settings changed since this run started: %s", ", ".join(changes.values()))
 
     def claim(self, evaluations: Evaluations, step: int) -> None:
-        """Make the folder that of these settings: write config.yaml, and remove what is later than ``step``."""
+        """Write config.yaml, and remove files and records of steps after ``step``."""
         if not self.writes:
             return
         for name in (".*.part", "stopped", "summary.json", "checkpoints/.*.part"):

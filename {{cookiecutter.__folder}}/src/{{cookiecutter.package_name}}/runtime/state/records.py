@@ -57,10 +57,6 @@ class Evaluations:
         self.score, self.higher_is_better = score, higher_is_better
         self.all: list[Record] = []
 
-    def read(self, file: Path, last_step: int) -> None:
-        """Read the records up to a step."""
-        self.all = read_records(file, last_step, self.score)
-
     def add(self, record: Record) -> None:
         """Add a record, and warn if an entry is NaN or inf.
 
@@ -73,10 +69,6 @@ class Evaluations:
         if broken := [name for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)]:
             logger.warning("%s: NaN or inf; check the validation data", ", ".join(broken))
         self.all.append(record)
-
-    def last_step(self) -> int | None:
-        """Return the step of the last record."""
-        return self.all[-1]["iteration"] if self.all else None
 
     def scores(self) -> list[float]:
         """Return the score of each record."""

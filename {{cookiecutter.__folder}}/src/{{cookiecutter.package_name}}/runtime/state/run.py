@@ -1,4 +1,4 @@
-"""A run: what its checkpoints contain, when they may be saved, and how it ends."""
+"""A run: its checkpoints, the checks before each save, and its exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..task import Task
 from . import checkpoints, saved_checkpoints
 from .checkpoints import Stateful
 from .directory import RunDirectory
-from .records import Evaluations, Record
+from .records import Evaluations, Record, read_records
 
 # Called with each Run when ``track`` has declared its state; a pack may add one.
 extensions: list[Callable[[Run], None]] = []
@@ -123,7 +123,8 @@ class Run(AbstractContextManager["Run"]):
             checkpoints.load(Path(found), self.state)
             logger.info("resumed from %s at step %s", found, self.iteration)
         if self.directory.writes:
-            self.evaluations.read(self.path / "metrics.jsonl", self.iteration)
+            file = self.path / "metrics.jsonl"
+            self.evaluations.all = read_records(file, self.iteration, self.evaluations.score)
         self.evaluations.all = collectives.from_rank_zero(self.evaluations.all)
         if self.is_evaluated():
             self.meter.reset()
@@ -135,18 +136,15 @@ class Run(AbstractContextManager["Run"]):
 
     def is_evaluated(self) -> bool:
         """Return whether the current step has been evaluated."""
-        return self.evaluations.last_step() == self.iteration
+        return any(record["iteration"] == self.iteration for record in self.evaluations.all[-1:])
 
     def is_out_of_patience(self) -> bool:
         """Return whether ``train.patience`` evaluations have passed since the best one."""
         return self.evaluations.since_best() >= (self.settings.train.patience or math.inf)
 
     def begin(self) -> None:
-        """Claim the folder for these settings. What is later than this step is removed, and a lost best is saved."""
+        """Write config.yaml, and remove files and records of later steps."""
         self.directory.claim(self.evaluations, self.iteration)
-        lacks_best = self.is_evaluated() and not self.directory.checkpoint("best", self.iteration).exists()
-        if collectives.from_rank_zero(lacks_best):
-            self._save_best_if_due()
 
     def save(self) -> None:
         """Save a checkpoint.
@@ -176,16 +174,14 @@ class Run(AbstractContextManager["Run"]):
             fix = f"Lower optim.lr, set optim.clip_norm or check the data; the same command {then}."
             raise UsageError(f"{what} after step {self.iteration}. {fix}", 1)
 
-    def _save_best_if_due(self) -> None:
-        if self.evaluations.since_best() == 0 and self.evaluations.has_score():
-            self.directory.save("best", self.iteration, {"model": self.evaluated, "trainer": self.trainer}, keep=1)
-
     def record(self, record: Record) -> None:
-        """Add an evaluation to metrics.jsonl, and save the best checkpoint if it has the best score."""
+        """Save the best checkpoint if this evaluation has the best score, and add it to metrics.jsonl."""
         record = {name: significant(value) if isinstance(value, float) else value for name, value in record.items()}
         self.evaluations.add(record)
+        if self.evaluations.since_best() == 0 and self.evaluations.has_score():
+            self.directory.save("best", self.iteration, {"model": self.evaluated, "trainer": self.trainer}, keep=1)
+        # Last: a run that was killed before repeats the evaluation.
         self.directory.add("metrics.jsonl", "eval", record)
-        self._save_best_if_due()
         self.meter.reset()
 
     def stop(self) -> None:

@@ -33,7 +33,7 @@ from ...runtime.data import EvaluationBatches, seed_step, used_rng
 from ...runtime.data.loader import Reader, create_loader
 from ...runtime.engine import evaluating
 from ...runtime.process import collectives, exchange, hardware
-from ...runtime.report.startup import fingerprint, shapes_of
+from ...runtime.report.summary import fingerprint
 from ...step import TrainStep
 from ...task import load_task
 
@@ -135,6 +135,11 @@ def check_step(run: Callable[[], object], trainer: Engine, model: nn.Module, con
     same = len(set(exchange.all_gather_object(collectives.weights_digest(model)))) == 1
     text = "the weights differ after the step; take the same backward passes on every rank, and average gradients"
     yield verdict(same, "ranks", "equal weights after the step", text)
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight and buffer by name."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def check_loss(task: Task, model: nn.Module, config: Config, batch: Any) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ...config import Config
 from ...runtime import UsageError, state
 from ...runtime.process import EXIT_RESUMABLE
-from ...runtime.state.records import Evaluations
+from ...runtime.state.records import Evaluations, read_records
 from ...task import objective
 from . import trials
 
@@ -156,5 +156,5 @@ class Search:
 def evaluations(run: Path) -> Evaluations:
     """Return the evaluations of a run so far."""
     records = Evaluations(SCORE, objective.HIGHER_IS_BETTER)
-    records.read(run / "metrics.jsonl", last_step=2**63)
+    records.all = read_records(run / "metrics.jsonl", 2**63, SCORE)
     return records

@@ -1,1 +1,0 @@
-"""Packs: capabilities that an answer of the template adds. Each registers its own commands and settings."""
