@@ -1,8 +1,11 @@
 """The snippets of docs/your-own-task.md and docs/how-do-i.md work as they stand."""
 
 import json
+import os
+import pty
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +268,44 @@ def test_averaged_weights_are_evaluated_in_the_model_itself(minimal: Installed) 
     found = json.loads(minimal.succeed(*module, "evaluate", "--checkpoint", checkpoint).splitlines()[-1])
     recorded = learned(minimal, "one")["metrics.jsonl"][-1]
     assert (found["val_loss"], found["val_error"]) == (recorded["val_loss"], recorded["val_error"])
+
+
+def test_a_debugger_without_a_terminal_and_data_that_no_worker_gets_are_explained(minimal: Installed) -> None:
+    smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
+    package = minimal.path / "src" / minimal.package
+    step, data = package / "step.py", package / "task/data.py"
+    original = step.read_text()
+    step.write_text(
+        original.replace("        self.optimizer.zero", "        breakpoint()\n        self.optimizer.zero")
+    )
+    last = minimal.run(*smoke).stderr.splitlines()[-1]
+    assert "the debugger was left, or has no terminal" in last and "Traceback" not in last
+    step.write_text(original)
+    opened = "_load = load\n\n\ndef load(settings):\n    data = _load(settings)\n    data.train.file = open('README.md')"
+    add(data, f"{opened}\n    return data")
+    done = minimal.run(*smoke, "--data.num_workers=1")
+    assert "cannot pickle '_io.TextIOWrapper' object). Open files on first use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_rank_0_of_two_can_be_debugged(minimal: Installed) -> None:
+    title = "Debug with breakpoint()"
+    prepare(minimal, title, sections((minimal.path / "docs/how-do-i.md").read_text(), 3)[title])
+    settings = ["--config=configs/smoke.yaml", "--train.max_iterations=1", "--distributed.nproc_per_node=2"]
+    command = ["python3", "-m", minimal.package, "train", *settings]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(minimal.path)
+        os.execvpe(command[0], command, minimal.environment)
+    seen = b""
+    # Reading fails when the other end is closed.
+    with suppress(OSError):
+        while text := os.read(terminal, 4096):
+            seen += text
+            if text.rstrip().endswith(b"(Pdb)"):
+                os.write(terminal, b"p 40 + engine.state.iteration\n" if b"41" not in seen else b"c\n")
+    assert os.waitpid(pid, 0)[1] == 0, seen.decode()
+    assert b"(Pdb) p 40" in seen and b"41" in seen
 
 
 # Optimizers that delegate: the first loses the momentum when it is restored.
