@@ -62,6 +62,10 @@ USES = {
     weights = (data.train.tensors[1] > 0.5).double() + 1e-9
     return data._replace(train=Weighted(data.train, weights))""",
     ),
+    "Read a stream": (
+        "task/data.py",
+        "_load = load\n\n\ndef load(settings):\n    return _load(settings)._replace(train=Stream(1200))",
+    ),
     "Recompute activations to save memory": (
         "task/model.py",
         "_create = create_model\n\n\ndef create_model(settings, data):\n    return Recomputed(*_create(settings, data))",
@@ -79,6 +83,7 @@ HOLDS: dict[str, dict[str, float]] = {
     "Learn from gradients, such as forces": {"val_loss": 0.223968, "val_error": 1.17099},
     "Draw samples by weight": {"train_loss": 0.0244289, "val_loss": 0.691381},
     "Batch samples of similar length": {"train_loss": 0.0609412, "val_loss": 0.122283},
+    "Read a stream": {"train_loss": 0.02578, "val_loss": 0.158904},
     "Evaluate on several sets, and on a test set": {"val_error": 0.243722, "val_far_error": 0.238598},
 }
 SHORT = [
@@ -222,7 +227,8 @@ def test_every_answer_of_how_do_i_works(bake: Bake, install: Installer, tmp_path
 def holds(project: Installed, title: str) -> None:
     """Train on one process, on two, and on two with a stop and a resume; all must learn the same."""
     train = ["train", *SHORT]
-    module, resumed = ["python3", "-m", project.package], ["--train.run_dir=runs/resumed"]
+    module = ["python3", "-m", project.package]
+    resumed = ["--train.run_dir=runs/resumed", "--data.num_workers=1"]
     several = ["torchrun", "--nproc-per-node=2"]
     project.succeed(*module, *train, "--distributed.nproc_per_node=1", "--train.run_dir=runs/one")
     project.succeed(*several, "-m", project.package, *train, "--train.run_dir=runs/two")
