@@ -186,6 +186,27 @@ def test_a_stopped_and_resumed_run_is_logged_completely(
     assert not [file for file in kept if KEY.encode() in file.read_bytes()]
 
 
+IMAGES = """\
+from glob import glob
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(glob("runs/smoke/tensorboard*")[0])
+events.Reload()
+print(*(image.step for image in events.Images("first")))
+"""
+
+
+def test_the_snippet_of_the_readme_logs_an_image(install: Installer, tmp_path: Path) -> None:
+    project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker="tensorboard")
+    readme = (project.path / "README.md").read_text().splitlines()
+    (snippet,) = (line for line in readme if line.startswith("run.tracker.call("))
+    train = project.path / "src" / project.package / "train.py"
+    before, record, after = train.read_text().partition('"samples_per_second": round(speed, 1)})\n')
+    image = "        import torch\n\n        image = torch.rand(3, 8, 8)\n"
+    train.write_text(f"{before}{record}{image}        {snippet}\n{after}")
+    project.succeed("scripts/train.sh", "--config", "configs/smoke.yaml")
+    assert project.succeed("python3", "-c", IMAGES).split() == ["10", "20"]
+
+
 def test_a_tracker_that_hangs_costs_a_warning_and_no_step(install: Installer, tmp_path: Path) -> None:
     project = install(Target("cpu", "gloo", "torchrun"), tmp_path, tracker="visdom")
     tracking = project.path / "src" / project.package / "runtime/report/tracking.py"

@@ -1,8 +1,11 @@
 """The snippets of docs/your-own-task.md and docs/how-do-i.md work as they stand."""
 
 import json
+import os
+import pty
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,10 @@ USES = {
     weights = (data.train.tensors[1] > 0.5).double() + 1e-9
     return data._replace(train=Weighted(data.train, weights))""",
     ),
+    "Read a stream": (
+        "task/data.py",
+        "_load = load\n\n\ndef load(settings):\n    return _load(settings)._replace(train=Stream(1200))",
+    ),
     "Recompute activations to save memory": (
         "task/model.py",
         "_create = create_model\n\n\ndef create_model(settings, data):\n    return Recomputed(*_create(settings, data))",
@@ -76,6 +83,7 @@ HOLDS: dict[str, dict[str, float]] = {
     "Learn from gradients, such as forces": {"val_loss": 0.223968, "val_error": 1.17099},
     "Draw samples by weight": {"train_loss": 0.0244289, "val_loss": 0.691381},
     "Batch samples of similar length": {"train_loss": 0.0609412, "val_loss": 0.122283},
+    "Read a stream": {"train_loss": 0.02578, "val_loss": 0.158904},
     "Evaluate on several sets, and on a test set": {"val_error": 0.243722, "val_far_error": 0.238598},
 }
 SHORT = [
@@ -219,7 +227,8 @@ def test_every_answer_of_how_do_i_works(bake: Bake, install: Installer, tmp_path
 def holds(project: Installed, title: str) -> None:
     """Train on one process, on two, and on two with a stop and a resume; all must learn the same."""
     train = ["train", *SHORT]
-    module, resumed = ["python3", "-m", project.package], ["--train.run_dir=runs/resumed"]
+    module = ["python3", "-m", project.package]
+    resumed = ["--train.run_dir=runs/resumed", "--data.num_workers=1"]
     several = ["torchrun", "--nproc-per-node=2"]
     project.succeed(*module, *train, "--distributed.nproc_per_node=1", "--train.run_dir=runs/one")
     project.succeed(*several, "-m", project.package, *train, "--train.run_dir=runs/two")
@@ -265,6 +274,44 @@ def test_averaged_weights_are_evaluated_in_the_model_itself(minimal: Installed) 
     found = json.loads(minimal.succeed(*module, "evaluate", "--checkpoint", checkpoint).splitlines()[-1])
     recorded = learned(minimal, "one")["metrics.jsonl"][-1]
     assert (found["val_loss"], found["val_error"]) == (recorded["val_loss"], recorded["val_error"])
+
+
+def test_a_debugger_without_a_terminal_and_data_that_no_worker_gets_are_explained(minimal: Installed) -> None:
+    smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
+    package = minimal.path / "src" / minimal.package
+    step, data = package / "step.py", package / "task/data.py"
+    original = step.read_text()
+    step.write_text(
+        original.replace("        self.optimizer.zero", "        breakpoint()\n        self.optimizer.zero")
+    )
+    last = minimal.run(*smoke).stderr.splitlines()[-1]
+    assert "the debugger was left, or has no terminal" in last and "Traceback" not in last
+    step.write_text(original)
+    opened = "_load = load\n\n\ndef load(settings):\n    data = _load(settings)\n    data.train.file = open('README.md')"
+    add(data, f"{opened}\n    return data")
+    done = minimal.run(*smoke, "--data.num_workers=1")
+    assert "cannot pickle '_io.TextIOWrapper' object). Open files on first use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_rank_0_of_two_can_be_debugged(minimal: Installed) -> None:
+    title = "Debug with breakpoint()"
+    prepare(minimal, title, sections((minimal.path / "docs/how-do-i.md").read_text(), 3)[title])
+    settings = ["--config=configs/smoke.yaml", "--train.max_iterations=1", "--distributed.nproc_per_node=2"]
+    command = ["python3", "-m", minimal.package, "train", *settings]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(minimal.path)
+        os.execvpe(command[0], command, minimal.environment)
+    seen = b""
+    # Reading fails when the other end is closed.
+    with suppress(OSError):
+        while text := os.read(terminal, 4096):
+            seen += text
+            if text.rstrip().endswith(b"(Pdb)"):
+                os.write(terminal, b"p 40 + engine.state.iteration\n" if b"41" not in seen else b"c\n")
+    assert os.waitpid(pid, 0)[1] == 0, seen.decode()
+    assert b"(Pdb) p 40" in seen and b"41" in seen
 
 
 # Optimizers that delegate: the first loses the momentum when it is restored.

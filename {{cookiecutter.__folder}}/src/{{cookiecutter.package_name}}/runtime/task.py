@@ -115,7 +115,7 @@ def require_datasets(task: Task) -> None:
     for name, dataset in sets.items():
         several = isinstance(dataset, list | tuple) and isinstance(next(iter(dataset), None), Dataset)
         if several or isinstance(dataset, DataLoader | IterableDataset) or not hasattr(dataset, "__len__"):
-            fix = "Return a dataset with len() and [index]; val and test may be dicts of them."
+            fix = "Return a dataset with len() and [index], or a dict of them for val; docs/how-do-i.md shows one for streams."
             raise UsageError(f"{name} of what load in task/data.py returned is a {type(dataset).__name__}. {fix}", 1)
 
 

@@ -88,4 +88,10 @@ def explain(error: BaseException) -> str:
         return "a DataLoader worker ran out of shared memory. Enlarge /dev/shm (--shm-size in a container) or use fewer workers."
     if died := re.search(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) (?:exited unexpectedly|is killed by)", text):
         return f"DataLoader worker {died[1]} died. Read its message above; if memory was short, lower data.num_workers."
+    if type(error).__name__ == "BdbQuit":
+        return f"the debugger was left, or has no terminal. Use python3 -m {logger.name} train --distributed.nproc_per_node 1."
+    if re.match("cannot pickle|Can't (pickle|get local)", text) and "DataLoaderIter" in traceback.format_exc():
+        return f"the data cannot be sent to workers ({text}). Open files on first use, in __getitem__, or set data.num_workers 0."
+    if re.search("DataLoader timed out", text):
+        return "no batch arrived within distributed.timeout_s. If a worker printed an error above, return tensors from collate."
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ class Tracker:
 
     def log(self, numbers: Mapping[str, Any], step: int) -> None:
         """Log numbers such as ``train/loss`` or ``eval/val_loss`` at a step."""
+
+    def call(self, call: Callable[[Any], object]) -> None:
+        """Call a function with the tracker, such as to log an image."""
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Keep the curves and the best checkpoint of a finished run."""

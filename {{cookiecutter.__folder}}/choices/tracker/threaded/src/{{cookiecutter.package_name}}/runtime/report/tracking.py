@@ -48,21 +48,22 @@ class Tracker:
     def log(self, numbers: Mapping[str, Any], step: int) -> None:
         """Log numbers such as ``train/loss`` or ``eval/val_loss`` at a step."""
         numbers = {name: value for name, value in numbers.items() if not name.endswith("/iteration")}
-        self._put(lambda tracker: tracker.log(numbers, step))
+        self.call(lambda tracker: tracker.log(numbers, step))
 
     def finish(self, picture: Path, checkpoint: Path | None) -> None:
         """Keep the curves and the best checkpoint of a finished run."""
-        self._put(lambda tracker: tracker.finish(picture, checkpoint))
+        self.call(lambda tracker: tracker.finish(picture, checkpoint))
 
     def close(self) -> None:
         """Send what is left; the run may be resumed later."""
-        self._put(None)
+        self.call(None)
         if self._thread and not self._gave_up:
             self._thread.join(LIMIT_S)
             if self._thread.is_alive():
                 self._give_up(f"no answer for {LIMIT_S:.0f} s")
 
-    def _put(self, call: Call | None) -> None:
+    def call(self, call: Call | None) -> None:
+        """Call a function with the tracker of ``tracker.py``, in its thread, such as to log an image; None ends it."""
         if self._thread and not self._gave_up:
             try:
                 self._calls.put_nowait(call)
