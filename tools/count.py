@@ -10,16 +10,16 @@ from pathlib import Path
 
 # Of every target without packs.
 BUDGETS = {
-    "source lines": 4_370,
-    "modules": 41,
+    "source lines": 4_420,
+    "modules": 39,
     "yours": 1_300,
-    "runtime": 3_490,
+    "runtime": 3_470,
     "test lines": 1_500,
     "words of README, AGENTS and docs": 5_000,
     "longest function": 60,
     "longest class": 150,
     "longest module": 300,
-    "imports below train.py": 10,
+    "imports below train.py": 8,
     "settings": 30,
     "names of the face": 20,
 }

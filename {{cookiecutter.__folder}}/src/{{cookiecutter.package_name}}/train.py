@@ -76,7 +76,7 @@ def train(run: Run, task: Task, config: Config) -> int:
         return run.iteration % every == 0 or run.iteration == plan.last_step
 
     def is_over() -> bool:
-        return run.iteration >= plan.last_step or run.is_out_of_patience()
+        return run.iteration >= plan.last_step or run.evaluations.since_best() >= (config.train.patience or math.inf)
 
     def evaluate_and_record() -> None:
         with step.average.swapped(model) if step.average else nullcontext():

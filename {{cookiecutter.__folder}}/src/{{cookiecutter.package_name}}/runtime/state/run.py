@@ -138,10 +138,6 @@ class Run(AbstractContextManager["Run"]):
         """Return whether the current step has been evaluated."""
         return any(record["iteration"] == self.iteration for record in self.evaluations.all[-1:])
 
-    def is_out_of_patience(self) -> bool:
-        """Return whether ``train.patience`` evaluations have passed since the best one."""
-        return self.evaluations.since_best() >= (self.settings.train.patience or math.inf)
-
     def begin(self) -> None:
         """Write config.yaml, and remove files and records of later steps."""
         self.directory.claim(self.evaluations, self.iteration)
