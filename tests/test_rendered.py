@@ -36,7 +36,7 @@ NL = "\n"
 COMMANDS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # The word that starts a training, where it is not the launcher's own name.
 STARTS = {
-    "torchrun": "my_ddl_project.runtime.process.agent",
+    "torchrun": "my_ddl_project.runtime.process.local",
     "spawn": "python3",
     "slurm": "sbatch",
     "kubernetes": "scripts/manifest.py",
@@ -151,7 +151,11 @@ EXCEPTIONS = [
         ),
         "one source, every device and launcher",
     ),
-    (r".*/runtime/process/local\.py", r"torchrun", "one way to start processes of this machine"),
+    (
+        r".*/runtime/process/local\.py",
+        r"torchrun|torch\.distributed\.run",
+        "one way to start processes of this machine",
+    ),
     (
         r".*/(ci\.yml|Dockerfile|README\.md)",
         r"no GPU|torch with CUDA|CUDA libraries",

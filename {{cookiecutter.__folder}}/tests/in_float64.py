@@ -1,7 +1,7 @@
 """The package's commands in float64: ``python3 tests/in_float64.py train``.
 
 On one process and on two, sums are rounded differently. An optimizer may amplify that: AdamW where a gradient is almost 0, a
-line search where the loss is almost linear. In float64 the two still agree in ten digits, and a real difference shows.
+line search where the loss is almost linear. In float64 the two still agree to ten decimals, and a real difference shows.
 """
 
 from __future__ import annotations
