@@ -276,6 +276,36 @@ def test_averaged_weights_are_evaluated_in_the_model_itself(minimal: Installed) 
     assert (found["val_loss"], found["val_error"]) == (recorded["val_loss"], recorded["val_error"])
 
 
+# A buffer that the first forward pass creates.
+LAZY = """
+
+_create_whole = create_model
+
+
+class Lazy(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+        self.register_buffer("center", None)
+
+    def forward(self, inputs):
+        if self.center is None:
+            self.center = inputs.detach().mean(0)
+        return self.net(inputs - self.center)
+
+
+def create_model(settings, data):
+    return Lazy(_create_whole(settings, data))
+"""
+
+
+def test_a_buffer_that_the_first_step_creates_is_refused(minimal: Installed) -> None:
+    add(minimal.path / "src" / minimal.package / "task/model.py", LAZY)
+    done = minimal.run("python3", "-m", minimal.package, "train", "--config", "configs/smoke.yaml")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: the first step changed center in the model's")
+
+
 def test_a_debugger_without_a_terminal_and_data_that_no_worker_gets_are_explained(minimal: Installed) -> None:
     smoke = ["scripts/train.sh", "--config", "configs/smoke.yaml"]
     package = minimal.path / "src" / minimal.package

@@ -10,10 +10,10 @@ from pathlib import Path
 
 # Of every target without packs.
 BUDGETS = {
-    "source lines": 4_420,
+    "source lines": 4_440,
     "modules": 39,
     "yours": 1_300,
-    "runtime": 3_470,
+    "runtime": 3_490,
     "test lines": 1_500,
     "words of README, AGENTS and docs": 5_000,
     "longest function": 60,

@@ -86,6 +86,7 @@ class Reader:
         self.fetch_many = getattr(dataset, "__getitems__", None)
         self.takes_seeds = self.fetch_many is not None and len(inspect.signature(self.fetch_many).parameters) > 1
         self.uses_rng = False
+        self.epoch = -1
 
     def __getitems__(self, share: Share) -> Any:
         try:
@@ -102,6 +103,9 @@ class Reader:
     def read(self, share: Share) -> Any:
         """Return a list of samples, or a batch."""
         epoch, indices = share
+        if epoch not in (-1, self.epoch) and hasattr(self.dataset, "set_epoch"):
+            self.epoch = epoch
+            self.dataset.set_epoch(epoch)
         seeds = sample_seeds(self.seed, epoch, indices)
         for subset in self.subsets:
             indices = [subset[index] for index in indices]

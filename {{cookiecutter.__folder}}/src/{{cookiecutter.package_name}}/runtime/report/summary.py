@@ -34,10 +34,10 @@ SOURCE = Path(__file__).parents[2]
 def log_startup(
     trainer: Engine, task: Task, model: nn.Module, config: Any, steps_per_epoch: int, last_step: int
 ) -> None:
-    """Log processes, data, model and length of the run, and compare the ranks' data.
+    """Log processes, data, model and length of the run; compare the ranks' data, and the model after the first step.
 
     Raises:
-        UsageError: if the ranks have different data.
+        UsageError: if the ranks have different data, or the first step changes the names or shapes of weights and buffers.
     """
     world_size, batch_size = idist.get_world_size(), config.data.batch_size
     trainable = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -53,12 +53,21 @@ def log_startup(
         samples = share // config.optim.accumulation_steps
         logger.info("BatchNorm sees %s samples at a time: results depend on the number of processes", samples)
     compare_data(task, config)
+    before = shapes_of(model)
 
     @trainer.on(Events.ITERATION_COMPLETED(once=trainer.state.iteration + 1))
-    def note_rng_use() -> None:
+    def check_first_step() -> None:
+        if changed := sorted(before.items() ^ shapes_of(model).items()):
+            fix = "Create it with its final shape in create_model."
+            raise UsageError(f"the first step changed {changed[0][0]} in the model's state_dict. {fix}", 1)
         reseed = partial(seed_step, config.train.seed, idist.get_rank(), trainer.state.iteration)
         if hardware.SHOWS_RNG_USE and used_rng(reseed, idist.device()):
             logger.info("a step uses random numbers, such as dropout: results depend on the number of processes")
+
+
+def shapes_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight and buffer by name."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def compare_data(task: Task, config: Any) -> None:
