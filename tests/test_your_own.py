@@ -332,7 +332,7 @@ def test_rank_0_of_two_can_be_debugged(minimal: Installed) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(minimal.path)
-        os.execvpe(command[0], command, minimal.environment)
+        os.execvpe(command[0], command, {**minimal.environment, "TTY": os.ttyname(0)})
     seen = b""
     # Reading fails when the other end is closed.
     with suppress(OSError):
