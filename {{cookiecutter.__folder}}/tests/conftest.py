@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_flatten
 
 PACKAGE = "{{ cookiecutter.package_name }}"
 PROJECT = Path(__file__).parents[1]
-TIMEOUT_S = 300
+# Ends a run that hangs; the longest takes less than a minute.
+TIMEOUT_S = 900
 # Fields of TaskConfig with a value that makes results the same on any number of processes. Extend it for your task.
 SAME_EVERYWHERE = {"dropout": "0"}
 # A run of several evaluations and checkpoints, whose last steps are not at the end of an epoch.
