@@ -89,7 +89,7 @@ class TrainConfig:
     log_every: int = 10
     """steps between two lines of the log; each waits for the device, and stop signals are handled there"""
     profile: Literal["none", "handlers", "basic", "torch"] = "none"
-    """write a profile to run_dir/profile: ignite's of handlers or of events, or a trace of torch"""
+    """write a profile to run_dir/profile: ignite's timings of handlers or events, or a torch trace"""
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "train.epochs must be at least 1")

@@ -136,7 +136,7 @@ def restore(
 class WeightAverage:
     """An exponential moving average of a model's weights; buffers are copied.
 
-    Early in a run it averages over a tenth of the steps, because the initial weights would stay in it for long.
+    Early in a run it averages over about a tenth of the steps so far, or the initial weights would dominate it for long.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -70,7 +70,7 @@ class TrainStep:
         follow_score(self.scheduler, scores)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the model."""
+        """Return everything except the model that a resumed run needs."""
         parts: dict[str, Any] = {"optimizer": self.optimizer, "scheduler": self.scheduler, "scaler": self.scaler}
         return {"plan": self.plan, **{name: part.state_dict() for name, part in parts.items()}}
 
