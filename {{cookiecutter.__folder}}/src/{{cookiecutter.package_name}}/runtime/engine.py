@@ -152,8 +152,8 @@ def compute_metrics(
                 moved = (pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), pair) for pair in gathered)
                 scorer.run(moved, epoch_length=len(gathered))
     # Weighted by samples; fsum does not depend on the order.
-    pairs = zip(losses, batches.sizes, strict=True)
-    mine = [float(loss) * size for loss, size in pairs if loss is not None]
+    sized = zip(losses, batches.sizes, strict=True)
+    mine = [float(loss) * size for loss, size in sized if loss is not None]
     everyones = [*chain.from_iterable(exchange.all_gather_object(mine))]
     values = {"loss": math.fsum(everyones) / batches.size} if everyones else {}
     values |= {name: scorer.state.metrics[name] for name in metrics}

@@ -127,7 +127,7 @@ def load(path: Path, parts: Mapping[str, Stateful]) -> None:
 
 
 def initialize(model: nn.Module, path: Path) -> None:
-    """Give a model the weights of a file or a run directory, and log what does not fit. Every rank reads it.
+    """Load the weights of a file or a run directory into a model, and log what does not fit. Every rank reads it.
 
     Raises:
         UsageError: if it cannot be read, or has no weight of this model.

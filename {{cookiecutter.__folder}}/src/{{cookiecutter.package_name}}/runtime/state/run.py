@@ -108,7 +108,7 @@ class Run(AbstractContextManager["Run"]):
         return int(self.trainer.state.iteration)
 
     def initialize(self, model: nn.Module) -> None:
-        """Give the model the weights of ``train.init_from``, unless the run resumes. Call it before ``distribute``."""
+        """Load ``train.init_from`` into the model, unless the run resumes. Call it before ``distribute``."""
         if self.settings.train.init_from and not self.start_from:
             checkpoints.initialize(model, Path(self.settings.train.init_from))
 
@@ -131,7 +131,7 @@ class Run(AbstractContextManager["Run"]):
 
     @staticmethod
     def load(checkpoint: str, model: nn.Module) -> None:
-        """Give a model the weights of a checkpoint: of the average, if the run evaluated one."""
+        """Load the weights of a checkpoint into a model: those of the average, if the run evaluated one."""
         checkpoints.load(Path(checkpoint), {"model": model})
 
     def is_evaluated(self) -> bool:
